@@ -31,8 +31,8 @@ def rank() -> None:
     import torch.distributed as dist
 
     from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
+    from pacecar.profiler.transport.rendezvous import meet
     from pacecar.profiler.transport.side_group import job_store
-    from pacecar.profiler.transport.store_rendezvous import meet
 
     torch.set_num_threads(1)
     me, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

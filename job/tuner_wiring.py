@@ -35,7 +35,7 @@ from pacecar.controller.observation import Guard, JobFacts
 from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.knobs import allows
 from pacecar.profiler.hook.hook import Hook
-from pacecar.profiler.hook.identity.job_identity import model_device
+from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.ranks.data_parallel import find_ddp

@@ -35,7 +35,7 @@ from pacecar.controller.tuner import Tuner, choose_agreement
 from pacecar.profiler.hook.commands.daemon_messages import DaemonMessages, Reply, ThrottleNews
 from pacecar.profiler.hook.commands.trace_request import TraceRequests
 from pacecar.profiler.hook.hook import Hook, StepListener
-from pacecar.profiler.hook.identity.job_identity import make_hello, model_device
+from pacecar.profiler.hook.identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, uncompiled

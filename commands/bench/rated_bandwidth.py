@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from pacecar.kernel_files.network import active_rdma_ports, is_link, nominal_speed
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.profiler.hook.identity.network_interface import collective_interface
-from pacecar.profiler.transport.local_addresses import host_identity, route_to
+from pacecar.profiler.hook.identity import collective_interface
+from pacecar.profiler.transport.rendezvous import host_identity, route_to
 
 from .document import Rated
 

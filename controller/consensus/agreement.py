@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from pacecar.profiler.transport.store_rendezvous import RendezvousError
+from pacecar.profiler.transport.rendezvous import RendezvousError
 
 from ..knobs.actuator import Gather
 from ..observation import KnobSpace

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from pacecar.profiler.transport.rendezvous import life
 from pacecar.profiler.transport.side_group import gather, make_group, release
-from pacecar.profiler.transport.store_rendezvous import life
 
 __all__ = ["BODY_WORDS", "Frame", "LateError", "LeftError", "VoteChannel", "VoteSubject"]
 

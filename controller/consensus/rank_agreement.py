@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pacecar.profiler.hangs.torch_flight_recorder import sequence
-from pacecar.profiler.transport.side_address import prove_address
+from pacecar.profiler.transport.rendezvous import MEET_SECONDS, RendezvousError, meet, prove_address
 from pacecar.profiler.transport.side_group import SideGroup, failure, job_store
-from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, meet
 from pacecar.torch_internals import lacking
 
 from ..knobs.actuator import Gather

@@ -2,7 +2,7 @@
 
 All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
 stay the script's own.  Evaluation is timed too, in the step in which it happens.  Draws by other threads and worker
-processes are not this loop's waiting.  How a batch's samples are known: `profiler.hook.loading.batch_lengths`.
+processes are not this loop's waiting.  How a batch's samples are known: `profiler.hook.loading`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from torch.utils.data import get_worker_info
 
 from pacecar.formatting.quantities import plural
 from pacecar.profiler.hook import single_instance
-from pacecar.profiler.hook.identity.job_identity import WORLD_SIZE
+from pacecar.profiler.hook.identity import WORLD_SIZE
 from pacecar.profiler.hook.optimizer_succession import OTHER_STEPS, parameters_of, shares_most
 from pacecar.torch_internals import lacking
 

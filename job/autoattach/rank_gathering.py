@@ -6,14 +6,14 @@ must not wait.  So each rank adds itself to a counter in the job's store, and wh
 names a step a few steps ahead.  Ranks under DDP are never a whole step apart, so each reads that number before it gets
 there.
 
-A store may outlive its ranks; hence `life` in the keys (see `profiler.transport.store_rendezvous`).
+A store may outlive its ranks; hence `life` in the keys (see `profiler.transport.rendezvous`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pacecar.profiler.transport.store_rendezvous import life
+from pacecar.profiler.transport.rendezvous import life
 
 __all__ = ["LEAD_STEPS", "STEPS_MAX", "RankGathering"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pacecar.profiler.hook.identity.job_identity import RANK
+from pacecar.profiler.hook.identity import RANK
 from pacecar.safe_files import append_whole, appending
 
 __all__ = ["keep_quiet", "say", "write_line"]

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from pacecar.config import Config, load_config
 from pacecar.formatting.quantities import plural
-from pacecar.profiler.hook.identity.job_identity import make_hello
+from pacecar.profiler.hook.identity import make_hello
 from pacecar.profiler.hook.optimizer_succession import parameters_of
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,

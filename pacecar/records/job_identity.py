@@ -1,8 +1,8 @@
 """Identifies jobs by name and launch, and resolves the names that people type.
 
 Two jobs may have one name: every static torchrun start is called `torchrun-29500`.  The launch is a random number that
-the ranks of one start agree on (`pacecar.profiler.hook.identity.launch_id`).  So daemon, rules and joins identify a job
-by both.  People type the name and, if it is ambiguous, the first digits of the launch: `torchrun-29500@3f`.
+the ranks of one start agree on (`pacecar.profiler.hook.identity`).  So daemon, rules and joins identify a job by both.
+People type the name and, if it is ambiguous, the first digits of the launch: `torchrun-29500@3f`.
 """
 
 from __future__ import annotations

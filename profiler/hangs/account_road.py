@@ -1,7 +1,7 @@
 """Lets ranks ask each other what they are doing, over sockets of pacecar's own.
 
 A hanging job has no collective left and perhaps no store, so each rank listens on a TCP socket at the address that
-pacecar's groups use (`transport.side_address`).  Addresses and a random token are exchanged once, when the ranks meet.
+pacecar's groups use (`transport.rendezvous`).  Addresses and a random token are exchanged once, when the ranks meet.
 
     frame = length:u32be  MessagePack of at most FRAME_BYTES_MAX bytes
     asker -> rank  Question        rank -> asker  RankAccount, Heard or ProcessStates
@@ -33,7 +33,7 @@ from msgspec import Meta
 from pacecar.records.hangs import ProcessState, RankAccount
 from pacecar.records.ranges import Label, Rank
 
-from ..transport.store_rendezvous import RendezvousError, consult
+from ..transport.rendezvous import RendezvousError, consult
 from .process_state import ProcessIdentity
 
 __all__ = [

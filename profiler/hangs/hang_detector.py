@@ -25,7 +25,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_high
 
-from ..hook.loading.timed_loader import TimedLoader
+from ..hook.loading import TimedLoader
 
 __all__ = ["HangDetector", "Suspicion", "is_in_loader", "where"]
 

@@ -12,7 +12,7 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
     counted_steps                   adds steps that were counted but not measured to the totals
     loading                         what the loop draws from its loaders: waits, samples, how much is left
     commands                        what the daemon sends: the `trace` command, the state of the device
-    identity                        the identity of this process
+    identity                        the identity of this process: job, launch, rank, device
     single_instance                 at most one active hook per process
 ===
 """

@@ -44,9 +44,8 @@ from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate import Calibrations
 from ..windows.window_reader import WindowReader
 from . import single_instance
-from .identity.job_identity import make_hello, model_device
-from .loading.data_loading import DataLoading
-from .loading.job_length import JobLength
+from .identity import make_hello, model_device
+from .loading import DataLoading, JobLength
 from .optimizer_succession import OptimizerSuccession
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError

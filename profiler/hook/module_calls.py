@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -33,13 +33,16 @@ from pacecar.torch_internals import FEATURES, lacking
 
 from ..timing.torch_compile import is_captured, is_tracing, keep_out, skip_frame
 
-__all__ = ["Around", "CallObserver", "hold_class", "is_compiled_in_place", "observe_calls"]
+__all__ = ["Around", "CallObserver", "guess_samples", "hold_class", "is_compiled_in_place", "observe_calls"]
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[nn.Module, tuple[Any, ...], object], None]
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _log = logging.getLogger(__name__)
+
+DEPTH_MAX = 4
+"""A call's inputs and a loader's batches are tuples or dicts of tensors; the step path searches no deeper nesting."""
 
 _NAME = "_compiled_call_impl"
 _ABSENT = object()
@@ -236,3 +239,27 @@ def _take_from(kind: type[nn.Module]) -> None:
         type.__delattr__(kind, _NAME)
     else:
         type.__setattr__(kind, _NAME, there.replaced)
+
+
+def first_tensor(batch: object, depth: int = DEPTH_MAX) -> torch.Tensor | None:
+    """Return the first tensor that has a dimension in nested tuples, lists and mappings; None if there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.dim() else None
+    if depth == 0 or isinstance(batch, str | bytes):
+        return None
+    parts: Iterable[object] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    for part in parts:
+        found = first_tensor(part, depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def guess_samples(batch: object) -> int | None:
+    """Return the first dimension of the batch's first tensor; None if there is none."""
+    tensor = first_tensor(batch)
+    return int(tensor.shape[0]) if tensor is not None else None

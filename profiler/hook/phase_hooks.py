@@ -38,9 +38,8 @@ from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import SeenBatches, plus
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
-from .identity.job_identity import model_device
-from .loading.timed_loader import guess_samples
-from .module_calls import CallObserver, hold_class, observe_calls
+from .identity import model_device
+from .module_calls import CallObserver, guess_samples, hold_class, observe_calls
 from .step_hooks import AnyStepHandle, before_step, weakly
 
 __all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]

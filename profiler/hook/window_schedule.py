@@ -10,7 +10,7 @@ does not show by how much.  On a CPU job everything that a window adds is work o
 processor time in that step is compared with its mean since the last window or knob switch, to within a boundary.  In
 either case the price is capped at what the rows in the window can have cost.
 
-The first window is part of the cost of attaching, unless the job is expected to end soon (`job_length`).  Its price is
+The first window is part of the cost of attaching, unless the job is expected to end soon (`loading`).  Its price is
 predicted beforehand (`window_price`).  If the upper bound of the price is not affordable, slices of the step are taken
 at this rank's next turns (`row_density_probe`), and the window waits until the price predicted from them is earned.  A
 step that takes OTHER_STEP_RATIO times the usual is another kind of step than predicted: its window is cut off when the
@@ -38,7 +38,7 @@ from ..windows.row_density_probe import RowDensityProbe
 from ..windows.session_pause import may_collectives_be_out
 from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
 from ..windows.window_reader import WindowReader
-from .loading.job_length import JobLength
+from .loading import JobLength
 from .phase_hooks import PhaseHooks
 from .step_records import FinishedStep, StepRecords
 

@@ -38,8 +38,8 @@ from ..hangs.rank_account import TrainingProgress
 from ..hangs.torch_flight_recorder import last_collective, sequence
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
+from ..transport.rendezvous import RendezvousError
 from ..transport.side_group import failure, is_lost
-from ..transport.store_rendezvous import RendezvousError
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
 from .exchange.gloo_transport import GlooTransport, Meeting

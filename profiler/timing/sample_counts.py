@@ -5,7 +5,7 @@ the loop was seen to draw from, and the first input of forward.  Each step uses 
 are never added up.  None means unknown, and zero is zero.
 
 The first dimension of a tensor is a guess: in a recurrent network it may be time, in a transformer's loader tokens, and
-a GAN calls its model several times with one batch.  A batch sampler's length is not a guess (`batch_lengths`).
+a GAN calls its model several times with one batch.  A batch sampler's length is not a guess (`hook.loading`).
 """
 
 from __future__ import annotations

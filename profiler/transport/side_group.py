@@ -5,9 +5,9 @@ own groups, so it would be matched with a different call of a rank that does not
 from its class, outside torch's registry: it takes no group name, `destroy_process_group` does not know it, and its
 collectives cannot be confused with the job's.  Its addresses are exchanged through the job's store.
 
-The ranks must have met (`store_rendezvous`) and proven their addresses (`side_address`).  Making a group ends with a
-first gather, so that all ranks learn here, and not on the step path, if the group cannot work.  Since torch 2.7 a rank
-connects only to the two neighbors that a gather needs; earlier versions connect every rank to every other.
+The ranks must have met and proven their addresses (`rendezvous`).  Making a group ends with a first gather, so that
+all ranks learn here, and not on the step path, if the group cannot work.  Since torch 2.7 a rank connects only to the
+two neighbors that a gather needs; earlier versions connect every rank to every other.
 
 A `SideGroup` has one gather at a time, which is never waited for.  Code with several at once (the votes of
 `controller/consensus`) uses `make_group`, `gather` and `release`.
@@ -29,8 +29,7 @@ from pacecar.torch_internals import find, need, own_has
 
 from ..windows import recording_switch
 from ..windows.session_pause import without_sessions
-from .side_address import ADVICE, all_succeeded
-from .store_rendezvous import consult, life
+from .rendezvous import ADVICE, all_succeeded, consult, life
 
 __all__ = [
     "CONNECT_TIMEOUT",

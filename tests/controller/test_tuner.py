@@ -23,7 +23,7 @@ from pacecar.controller.observation import Guard, JobFacts, Observation, Policy,
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY, TunedJob, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
-from pacecar.profiler.transport.store_rendezvous import RendezvousError, meet
+from pacecar.profiler.transport.rendezvous import RendezvousError, meet
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 from tests.kit.records import job_hello, step_record
 

@@ -23,7 +23,7 @@ from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX, Device
 from pacecar.monitor.gpu.driver import ALL_LINKS, NothingNewError, Number, Nvml, NvmlError
 from pacecar.monitor.gpu.driver_session import DriverSessions
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.profiler.hook.identity.job_identity import make_hello
+from pacecar.profiler.hook.identity import make_hello
 from pacecar.records import Absent, Sample
 from tests.gpu.conftest import Figures
 from tests.gpu.daemons import RunningDaemon, Series, running, running_daemon

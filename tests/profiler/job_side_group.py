@@ -1,4 +1,4 @@
-"""One rank that makes a group of pacecar's own and gathers once; run by test_side_address.py.
+"""One rank that makes a group of pacecar's own and gathers once; run by test_rendezvous.py.
 
 Its job has no group of its own, so that its interfaces and names matter to nobody else.  STORE is a file for the store;
 without it the store is at MASTER_ADDR.  OLD_TORCH: "eager", as before torch 2.7, or "no options" for a group's making.
@@ -15,9 +15,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pacecar import torch_internals
-from pacecar.profiler.transport.side_address import prove_address
+from pacecar.profiler.transport.rendezvous import RendezvousError, prove_address
 from pacecar.profiler.transport.side_group import SideGroup
-from pacecar.profiler.transport.store_rendezvous import RendezvousError
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CREATE = "torch.distributed.ProcessGroupGloo.create_device"

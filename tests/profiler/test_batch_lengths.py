@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pacecar.profiler.hook.loading.batch_lengths import BatchLengths
+from pacecar.profiler.hook.loading import BatchLengths
 
 SAMPLES = 10
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pacecar.profiler.hook.loading.job_length import JobLength
+from pacecar.profiler.hook.loading import JobLength
 from pacecar.profiler.timing.overhead_budget import CREDIT_NS, EARLY_NS, TURNS_MAX, OverheadBudget, early_ns
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pacecar.profiler.hook.identity.job_identity import JOB_LENGTH_MAX, device_uuid, job_id, make_hello
+from pacecar.profiler.hook.identity import JOB_LENGTH_MAX, device_uuid, job_id, make_hello
 from tests.kit.lone_rank import lone_rank
 
 

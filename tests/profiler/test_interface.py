@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pacecar.profiler.hook.identity.network_interface import collective_interface
-from pacecar.profiler.transport import local_addresses
+from pacecar.profiler.hook.identity import collective_interface
+from pacecar.profiler.transport import rendezvous
 
 THERE = [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "ib0")]
 
@@ -50,7 +50,7 @@ def test_where_nccl_has_infiniband_no_interface_is_used_unless_it_is_told_not_to
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(local_addresses, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "RESOLVE_SECONDS", 0.05)
     is_over = threading.Event()
 
     def late(*_, **__):

@@ -14,8 +14,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from pacecar.profiler.hook.identity.job_identity import make_hello
-from pacecar.profiler.hook.identity.launch_id import agree, launch_of
+from pacecar.profiler.hook.identity import agree, launch_of, make_hello
 from pacecar.records.job_identity import LAUNCH
 from tests.kit.net import free_port
 from tests.kit.ranks import finish, run_ranks, start_ranks
@@ -27,7 +26,7 @@ SAY = """
 import sys, time
 import torch.distributed as dist
 from torch import nn
-from pacecar.profiler.hook.identity.job_identity import make_hello
+from pacecar.profiler.hook.identity import make_hello
 dist.init_process_group("gloo")
 if "late" in sys.argv and dist.get_rank() == 0:
     time.sleep(0.3)
@@ -68,7 +67,7 @@ def test_one_process_has_a_launch_of_its_own_however_often_it_attaches() -> None
 
 def test_a_forked_process_is_another_launch(tmp_path: Path) -> None:
     (tmp_path / "fork.py").write_text(
-        "import os\nfrom pacecar.profiler.hook.identity.launch_id import launch_of\n"
+        "import os\nfrom pacecar.profiler.hook.identity import launch_of\n"
         "print(launch_of('j', 1, {}), flush=True)\n"
         "if os.fork() == 0:\n    print(launch_of('j', 1, {}), flush=True)\n    os._exit(0)\nos.wait()\n"
     )
@@ -93,7 +92,7 @@ STARTED = """
 import os
 import torch.distributed as dist
 from torch import nn
-from pacecar.profiler.hook.identity.job_identity import make_hello
+from pacecar.profiler.hook.identity import make_hello
 dist.init_process_group("gloo")
 hello = make_hello(nn.Linear(1, 1))
 os.write(1, f"{hello.job} {hello.launch}\\n".encode())  # in one piece: the other rank writes to the same pipe
@@ -158,7 +157,7 @@ def test_a_store_that_forgets_or_fails_or_holds_nonsense_leaves_the_job_alone(
     del gone
     for store in (forgetful, nonsense, lost, None):
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
-        monkeypatch.setattr("pacecar.profiler.hook.identity.launch_id.need", lambda _, store=store: lambda: store)
+        monkeypatch.setattr("pacecar.profiler.hook.identity.need", lambda _, store=store: lambda: store)
         assert LAUNCH.fullmatch(launch_of("j", 2, ALIKE))
     assert caplog.text.count("cannot read the launch") == 4
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pacecar.profiler.transport.side_address import prove_address
+from pacecar.profiler.transport.rendezvous import MEET_SECONDS, meet, prove_address
 from pacecar.profiler.transport.side_group import SideGroup, job_store
-from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, meet
 from pacecar.torch_internals import lacking
 
 __all__ = ["CLOSE_SECONDS", "GlooTransport", "Meeting"]

@@ -23,7 +23,7 @@ from pacecar.profiler.hangs.hang_detector import (
     is_in_loader,
     where,
 )
-from pacecar.profiler.hook.loading.timed_loader import TimedLoader
+from pacecar.profiler.hook.loading import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
 from pacecar.profiler.ranks.cusum import Usual, excesses, median, upper
 from pacecar.profiler.ranks.exchange.gather_schedule import GatherSchedule

@@ -1,14 +1,20 @@
-"""Chooses this rank's address in one of pacecar's own gloo groups, and proves that its neighbors can reach it.
+"""Brings the ranks together before pacecar makes a gloo group: all are present, configured alike, and can be reached.
 
-By default such a group uses the address that the host name resolves to.  On a plain Debian or Ubuntu that is a loopback
-address, which ranks on other hosts cannot reach.  So the address comes from the first of these:
+A collective that one rank does not join hangs the others.  So ranks must find out by other means, the job's store, if
+one of them does not attach or is configured differently.  A store does not block: a key exists or it does not.  It may
+outlive its ranks: torchrun's agent keeps its store while it restarts failed workers (torch 2.13,
+dynamic_rendezvous.py), so it still has the keys of the previous life.  So every key contains `life`.
+
+By default a gloo group uses the address that the host name resolves to.  On a plain Debian or Ubuntu that is a loopback
+address, which ranks on other hosts cannot reach.  So a rank's address comes from the first of these:
 
     GLOO_SOCKET_IFNAME   the first interface in its list that has an address, as for the job's own gloo groups
     the job's store      the local end of a connection to it, the way all ranks met
     the host name        if the store has no address (a file, a table in memory)
 
 A rank on the store's own host may reach it over loopback.  If other hosts take part, that rank uses the address at
-which they reach the store.  All ranks need addresses of one family, because gloo compares them.
+which they reach the store.  All ranks need addresses of one family, because gloo compares them.  Looking them up sends
+packets only to a name server, and waits for it at most RESOLVE_SECONDS.
 
 gloo retries an unreachable address over and over and prints each failure.  So the ranks first connect plain sockets,
 along the same ring and in the same direction as gloo, and make a group only if all of them succeed.  All ranks read the
@@ -20,20 +26,207 @@ nothing), gloo's transport/tcp/device.cc (first address of an interface, one fam
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .local_addresses import addresses_of_name, host_identity, interface_addresses, is_loopback, route_to
-from .store_rendezvous import RendezvousError, consult
+__all__ = [
+    "ADVICE",
+    "MEET_SECONDS",
+    "Place",
+    "RendezvousError",
+    "addresses_of_name",
+    "all_succeeded",
+    "choose",
+    "consult",
+    "host_identity",
+    "interface_addresses",
+    "is_loopback",
+    "life",
+    "meet",
+    "prove_address",
+    "route_to",
+    "whereabouts",
+]
 
-__all__ = ["ADVICE", "Place", "all_succeeded", "choose", "prove_address", "whereabouts"]
+MEET_SECONDS = 30.0
+"""How long ranks wait for each other.  All attach after building the same model, so a later rank does not attach."""
+
+MEET_POLL_SECONDS = 0.002
+MEET_POLL_SECONDS_MAX = 0.02
+"""Pauses between two polls of the store: short at first, because all ranks usually arrive at the same time."""
+
+
+def life(world_size: int) -> str:
+    """Return a name for this life of the job's ranks: the same on all of them, and a new one after a restart."""
+    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}of{world_size}"
+
+
+class RendezvousError(RuntimeError):
+    """Not all ranks arrived, or they are configured differently; nothing was started."""
+
+
+def meet(
+    store: Any,  # noqa: ANN401  dist.Store; its methods are untyped
+    rank: int,
+    world_size: int,
+    claim: str,
+    *,
+    name: str,
+    seconds: float,
+    rest: Callable[[float], object] = time.sleep,
+) -> None:
+    """Return once all ranks have arrived with the same `claim`; other arguments are as for `consult`.
+
+    Raises:
+        RendezvousError: a rank did not arrive in time, or has a different claim.
+    """
+
+    def judge(claims: Sequence[str]) -> str:
+        other = next((r for r, c in enumerate(claims) if c != claim), None)
+        if other is not None:
+            raise RendezvousError(f"rank {other} has {claims[other]}, rank 0 has {claim}")
+        return ""
+
+    consult(store, rank, world_size, claim, judge, name=name, seconds=seconds, absent="did not attach", rest=rest)
+
+
+def consult(
+    store: Any,  # noqa: ANN401  as above
+    rank: int,
+    world_size: int,
+    said: str,
+    judge: Callable[[Sequence[str]], str],
+    *,
+    name: str,
+    seconds: float,
+    absent: str,
+    rest: Callable[[float], object] = time.sleep,
+) -> str:
+    """Tell the other ranks what this one `said`; return rank 0's conclusion, `judge` of what all ranks said.
+
+    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is already
+    there.  So either all ranks that arrived go on or none does, whatever the order of arrival.
+    `name` must be the same on all ranks and used once; `absent` says what ranks missing after `seconds` did not do.
+    `rest` waits between two polls, and may raise to end the rendezvous for this rank.
+
+    Raises:
+        RendezvousError: a rank did not arrive in time, or `judge` raised it on rank 0; all ranks raise the same.
+    """
+    prefix = f"pacecar/{life(world_size)}/{name}"
+    store.set(f"{prefix}/rank{rank}", said)
+    deadline = time.monotonic() + seconds
+    keys = [f"{prefix}/rank{r}" for r in range(world_size)]
+    if not store.check([keys[rank]]):  # torch's FileStore after its file was removed; other calls then never return
+        raise RendezvousError("the job's store forgets what is written to it")
+    pause = MEET_POLL_SECONDS
+    while not store.check([f"{prefix}/verdict"]):
+        if rank == 0 and store.check(keys):
+            try:
+                verdict = "go: " + judge([store.get(key).decode() for key in keys])
+            except RendezvousError as error:
+                verdict = f"no: {error}"
+            store.compare_set(f"{prefix}/verdict", "", verdict)
+        elif time.monotonic() > deadline:
+            missing = [r for r, key in enumerate(keys) if not store.check([key])]
+            reason = f"ranks {missing[:8]} {absent}" if missing else "rank 0 did not answer"
+            store.compare_set(f"{prefix}/verdict", "", f"no: {reason} within {seconds:g} s")
+        else:
+            rest(pause)
+            pause = min(2 * pause, MEET_POLL_SECONDS_MAX)
+    verdict = store.get(f"{prefix}/verdict").decode()
+    if not verdict.startswith("go: "):
+        raise RendezvousError(verdict.removeprefix("no: "))
+    return str(verdict.removeprefix("go: "))
+
+
+RESOLVE_SECONDS = 0.5
+"""The longest a name lookup may take: the job has just looked up its master's name, and must not wait to start."""
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_NAME_BYTES_MAX = 15
+_SCOPE_LINK = 0x20
+_TENTATIVE, _DUPLICATE = 0x40, 0x08
+"""IFA_F_TENTATIVE and IFA_F_DADFAILED (linux/if_addr.h): an address with either flag cannot be bound."""
+
+
+def interface_addresses(name: str, *, net_root: Path = Path("/proc/net")) -> tuple[str, ...]:
+    """Return the interface's first IPv4 address and its first IPv6 address that other hosts can use, if any.
+
+    Link-local IPv6 addresses are omitted: they need the number of an interface on the other host.
+    """
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        request = struct.pack("256s", name.encode()[:_NAME_BYTES_MAX])
+        found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]))
+    with suppress(OSError):  # a kernel without IPv6 has no such file
+        for line in (net_root / "if_inet6").read_text().splitlines():
+            digits, _, _, scope, flags, interface = line.split()
+            usable = int(scope, 16) != _SCOPE_LINK and not int(flags, 16) & (_TENTATIVE | _DUPLICATE)
+            if interface == name and usable:
+                found.append(str(ipaddress.IPv6Address(int(digits, 16))))
+                break
+    return tuple(found)
+
+
+def route_to(host: str, port: int) -> tuple[str, str] | None:
+    """Return the local and the remote address that the kernel would choose for a connection to `host`.
+
+    Return None if the name does not resolve in time, or there is no route.
+    """
+    for family, address in _resolve(host, port):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # on a UDP socket this chooses the addresses and sends nothing
+            return str(probe.getsockname()[0]), str(address[0])
+    return None
+
+
+def addresses_of_name(name: str) -> tuple[str, ...]:
+    """Return the first address of each family that `name` resolves to and this host can bind."""
+    found: dict[int, str] = {}
+    for family, address in _resolve(name, 0):
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            found.setdefault(family, str(address[0]))
+    return tuple(found.values())
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `address` only reaches this host itself."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def host_identity(*, proc_root: Path = Path("/proc")) -> str:
+    """Return a name for this machine and network namespace; processes with the same name share their loopback."""
+    try:
+        boot = (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+        return f"{boot} {os.readlink(proc_root / 'self' / 'ns' / 'net')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    found: list[tuple[int, Any]] = []
+
+    def resolve() -> None:
+        with suppress(OSError, UnicodeError):
+            found.extend((info[0], info[4]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+    thread = threading.Thread(target=resolve, name="pacecar-resolve", daemon=True)
+    thread.start()
+    thread.join(RESOLVE_SECONDS)
+    return list(found)
+
 
 PROVE_SECONDS = 5.0
 """How long ranks that have met wait for each other's next message, and for a connection.

@@ -2,8 +2,7 @@
 
 A rank number does not identify a series: two jobs on a node both have a rank 0.  So every record carries a job name
 that all ranks agree on without communicating: the user's (PACECAR_JOB), or one that the launcher gave to all of them,
-or the script's name and a process id (the parent's, or its own).  Two jobs may have the same name, so a hello also has
-the launch (`launch_id`), which is unique.
+or the script's name and a process id (the parent's, or its own).
 
     torchrun     its run id; without one ("none") the cluster's job id and the rendezvous port; with a random one from
                  `--standalone` the cluster's job id and the script's name
@@ -11,21 +10,45 @@ the launch (`launch_id`), which is unique.
     Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
     MPI          the namespace that PMIx gives a launch
 
+Launchers use the port, the script or nothing, and users reuse names.  So a hello also has the *launch*, a number that
+all ranks of one start of a job share with no other start.  The first rank that attaches puts a random one into the
+job's store by compare-and-set, and all others read it.  No rank waits for another: a rank that attaches late reads the
+same number, and one that never attaches is not missed.
+
+    store of torch.distributed    the number in it; without its prefixes, so that a restart by torchrun's agent, which
+                                  keeps its store, is the same launch
+    a launcher, no store (MPI)    a digest of the user and of what the launcher gave to all ranks
+    one process                   a random number, the same for everything attached in this process
+
+A store may not answer: it is asked on a separate thread, and after AGREE_SECONDS the job goes on without it.  Two
+starts that share a store (a reused file, a TCPStore kept by a service) are not told apart: torch's own keys collide
+there too.
+
 Ranks come from torch.distributed if it is initialized, else from the launcher's environment; otherwise the process is
-the only one.
+the only one.  The network interface of the collectives, which the daemon cannot know, is the one named by the user,
+else the one that reaches the job's master; None if NCCL can use InfiniBand or RoCE, which bypass every interface, or if
+it is unknown.  The choices of UCC and MPI, and several interfaces at once, are not covered.
+
+Source: Gloo's and NCCL's variables GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME ("=eth0" exactly, "eth" by prefix, "^" not
+these), NCCL_IB_DISABLE and NCCL_NET (NVIDIA, NCCL user guide, "Environment variables").
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import logging
 import multiprocessing
 import os
 import re
+import secrets
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import torch
@@ -33,14 +56,15 @@ import torch.distributed as dist
 from torch import nn
 
 from pacecar.clock import Clock, SystemClock
-from pacecar.profiler.ranks.data_parallel import parallel_of
-from pacecar.profiler.transport.field_filter import FieldFilter
 from pacecar.records import JobHello
+from pacecar.records.job_identity import LAUNCH, LAUNCH_DIGITS
+from pacecar.torch_internals import need
 
-from .launch_id import launch_of
-from .network_interface import collective_interface
+from ..ranks.data_parallel import parallel_of
+from ..transport.field_filter import FieldFilter
+from ..transport.rendezvous import interface_addresses, route_to
 
-__all__ = ["job_id", "make_hello", "model_device"]
+__all__ = ["AGREE_SECONDS", "agree", "collective_interface", "job_id", "launch_of", "make_hello", "model_device"]
 
 JOB_LENGTH_MAX = 128
 """The longest job id; it becomes a label value."""
@@ -218,3 +242,133 @@ def _driver_uuid(index: int | None, driver: ctypes.CDLL | None) -> UUID | None:
     except (OSError, AttributeError):  # no such library, or one without the function
         return None
     return UUID(bytes=bytes(uuid))
+
+
+AGREE_SECONDS = 5.0
+"""A store answers within a few milliseconds even over a network; a job whose store is gone is about to fail."""
+
+KEY = "pacecar/launch"
+
+PREFIXES_MAX = 16
+"""The most prefixes around the store itself; torch adds one or two."""
+
+_JOB = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID")
+_OF_MPI = (*_JOB, "PMIX_NAMESPACE")
+"""Slurm's step is not included: mpirun starts the ranks of its own node outside of one."""
+
+_OF_OTHERS = (*_JOB, "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+
+_log = logging.getLogger(__name__)
+
+_own: tuple[int, str] | None = None
+
+
+def launch_of(name: str, world_size: int, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the launch of this process's job; `name` is the job's name.
+
+    A job of several ranks with neither a store nor a launcher that distinguishes starts gets a digest of its user and
+    name; users should name such jobs.
+    """
+    if dist.is_available() and dist.is_initialized():
+        try:
+            agreed = agree(need("torch.distributed.distributed_c10d._get_default_store")(), _of_process())
+        except Exception as error:  # noqa: BLE001  the outer boundary: no job may fail for lack of a launch id
+            agreed = None
+            _log.warning("pacecar: cannot read the launch from the job's store: %s: %s", type(error).__name__, error)
+        if agreed is not None:
+            return agreed
+    if world_size == 1:
+        return _of_process()
+    facts = _OF_MPI if environ.get("PMIX_NAMESPACE") else _OF_OTHERS
+    said = [name, str(os.getuid()), str(world_size), *(f"{fact}={environ.get(fact, '')}" for fact in facts)]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:LAUNCH_DIGITS]
+
+
+def agree(store: Any, proposal: str, *, seconds: float = AGREE_SECONDS) -> str | None:  # noqa: ANN401  dist.Store
+    """Return the launch in `store`, `proposal` if there is none yet; None: the store does not answer in time."""
+    said: list[str | Exception] = []
+
+    def ask() -> None:
+        try:
+            said.append(_exchange(store, proposal))
+        except Exception as error:  # noqa: BLE001  raised on the caller's thread
+            said.append(error)
+
+    asking = threading.Thread(target=ask, name="pacecar-launch", daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if not said:
+        _log.warning("pacecar: the job's store did not answer within %g s; the launch is unknown", seconds)
+        return None
+    if isinstance(said[0], Exception):
+        raise said[0]
+    return said[0]
+
+
+def _exchange(store: Any, proposal: str) -> str:  # noqa: ANN401
+    for _ in range(PREFIXES_MAX):
+        inner = getattr(store, "underlying_store", None)
+        if inner is None:
+            break
+        store = inner
+    launch: str = store.compare_set(KEY, "", proposal).decode()
+    if not store.check([KEY]):  # torch's FileStore after its file was removed
+        raise LookupError("it forgets what is written to it")
+    if not launch or not LAUNCH.fullmatch(launch):
+        raise ValueError(f"{KEY!r} holds {launch[:40]!r}")
+    return launch
+
+
+def _of_process() -> str:
+    """Return this process's own number; a forked child has a different one."""
+    global _own
+    if _own is None or _own[0] != os.getpid():
+        _own = (os.getpid(), secrets.token_hex(LAUNCH_DIGITS // 2))
+    return _own[1]
+
+
+INTERFACES_MAX = 256
+"""The most interfaces considered, as many as the daemon serves."""
+
+_DISCARD_PORT = 9
+
+
+def collective_interface(
+    backend: str | None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    sys_root: Path = Path("/sys"),
+) -> str | None:
+    """Return the interface's name; None if none is used or it is unknown.  Sends nothing and never raises."""
+    if backend is None:
+        return None
+    try:
+        if "nccl" in backend and _has_rdma(environ, sys_root):
+            return None
+        there = [name for _, name in socket.if_nameindex()][:INTERFACES_MAX]
+        named = environ.get("NCCL_SOCKET_IFNAME" if "nccl" in backend else "GLOO_SOCKET_IFNAME", "")
+        return _named(named, there) or _towards(environ.get("MASTER_ADDR", ""), there)
+    except OSError:
+        return None
+
+
+def _has_rdma(environ: Mapping[str, str], sys_root: Path) -> bool:
+    if environ.get("NCCL_IB_DISABLE") == "1" or environ.get("NCCL_NET", "").lower() == "socket":
+        return False
+    folder = sys_root / "class" / "infiniband"
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _named(text: str, there: Sequence[str]) -> str | None:
+    """Return the one interface that the user's list selects; None for none or several."""
+    wanted = text.split(",")[0]
+    if wanted.removeprefix("=") in there:
+        return wanted.removeprefix("=")
+    found = [name for name in there if wanted and wanted[0] not in "=^" and name.startswith(wanted)]
+    return found[0] if len(found) == 1 else None
+
+
+def _towards(host: str, there: Sequence[str]) -> str | None:
+    """Return the interface from whose address packets to `host` would leave; connecting a UDP socket sends none."""
+    route = route_to(host, _DISCARD_PORT) if host else None
+    return None if route is None else next((name for name in there if route[0] in interface_addresses(name)), None)
