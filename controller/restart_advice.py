@@ -103,7 +103,7 @@ def advise(
 
     `decisions` of kind "advise" count, the last one of each knob.  `refused` is knob -> why it is not tuned.  `ledger`
     comes from the last exact window, None before the first.  `is_crowded`: more wants to run on this machine than it
-    has processors (`pacecar.kernel_files.contention`).
+    has processors (`pacecar.kernel_files.processors`).
     """
     sentences = [
         f"would turn {decision.reason}" for decision in {d.knob: d for d in decisions if d.kind == "advise"}.values()

@@ -32,7 +32,7 @@ from .consensus.knob_switch import REHEARSAL_BOUNDARIES_MAX, KnobSwitcher, Switc
 from .consensus.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, ProposalKind, SwitchProposal
 from .consensus.rank_agreement import RankAgreement
 from .consensus.step_observations import ObservationBacklog, ObservationListener
-from .experiment.switch_price import RESERVED_SWITCHES, SwitchPrice
+from .experiment.exploration_budget import RESERVED_SWITCHES, SwitchPrice
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients

@@ -22,10 +22,9 @@ from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.batch.global_batch import open_global_batch
 from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
-from pacecar.controller.knobs.batch.memory_forecast import unused_bytes
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers
+from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers, unused_bytes
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer

@@ -14,7 +14,7 @@ judged.  The trial ends as soon as the result is clear.  Rejecting can be hasty,
 accepting cannot (`sequential_test`).
 
 Switches cost pacecar's own time, which has a budget.  A trial stays with A until every rank can pay for going to B and
-coming back (`switch_price`), and ends when not even one switch is covered: under B it must be able to return, and under
+coming back (`SwitchPrice`), and ends when not even one switch is covered: under B it must be able to return, and under
 A the votes of a trial may cost more than the steps earn.  The savings of its pairs are kept for the candidate's next
 trial.
 
@@ -32,8 +32,8 @@ from typing import Literal
 
 from ..forecast.dataloader import refill_steps
 from ..observation import Observation
+from .exploration_budget import TRIAL_SWITCHES
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
-from .switch_price import TRIAL_SWITCHES
 
 __all__ = [
     "DROP_RATIO",

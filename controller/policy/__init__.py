@@ -2,10 +2,10 @@
 
 The pace of each setting and forecasts come in; proposals with their reasons and decision records go out.
 Start with `tuning_policy`, one state machine.  `candidate_selection` and `geometric_search` choose what to try, and
-`detectors` notice that conditions changed.
+`change_detector` notices that conditions changed.
 
     candidate_selection        which trial pays, by search, forecast and exploration budget
-    detectors                  the pace or the all-reduces changed, or a rank is failing
+    change_detector            the pace (`pace_tracker`) or the all-reduces changed, or a rank is failing
     remembered_trial           the first candidate: what an earlier run kept
     hand_orders                people's orders, which come before the policy's proposals
     sampler_policy             measures one setting after another; `throughput_doubling` names the next one

@@ -18,7 +18,7 @@ from pacecar.config import TuneConfig
 
 from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, TrialEnd
 from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, ExplorationBudget
-from ..forecast.bucket_timeline import distinct_buckets
+from ..forecast.bucket_model import distinct_buckets
 from ..forecast.forecast import Forecast, expected_loss, horizon_steps, is_worth_a_trial, proof_pairs
 from ..forecast.gain_model import GainModel
 from ..observation import JobFacts, KnobSpace, NodeView, Observation, bounded

@@ -18,7 +18,7 @@ adjusted by the state of the node (`node_prior`, `memory_shortage`); the node ne
     processors full    more loader workers go last: they would wait for the same processors
     memory short       no larger micro-batch: a trial must not make the job run out of memory
 
-What is not known adjusts nothing.  Pure.  Left out: the memory that a size really takes (`memory_forecast`).
+What is not known adjusts nothing.  Pure.  Left out: the memory that a size really takes (`oom_safe_trial`).
 """
 
 from __future__ import annotations

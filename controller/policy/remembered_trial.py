@@ -16,12 +16,11 @@ from typing import Literal
 from pacecar.config import TuneConfig
 
 from ..experiment.ab_trial import PAIRS_MAX, AbortCause, AbTrial, TrialEnd
-from ..experiment.exploration_budget import ExplorationBudget
-from ..experiment.switch_price import TRIAL_SWITCHES
+from ..experiment.exploration_budget import TRIAL_SWITCHES, ExplorationBudget
 from ..observation import Observation, RememberedSetting, TunerState
 from . import phrases
 from .decision_records import DecisionRecords, outcome_of
-from .detectors.pace_tracker import NULL_PAIRS_MIN, TrackedPace
+from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
 
 __all__ = ["LATENCY_STEPS_PRIOR", "TYPICAL_STEPS_MIN", "RememberedTrial"]
 

@@ -27,17 +27,15 @@ from typing import Literal
 from pacecar.config import TuneConfig
 
 from ..experiment.ab_trial import SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTrial, CandidatePrior, TrialEnd
-from ..experiment.exploration_budget import ExplorationBudget
+from ..experiment.exploration_budget import TRIAL_SWITCHES, ExplorationBudget
 from ..experiment.sequential_test import is_broken
-from ..experiment.switch_price import TRIAL_SWITCHES
 from ..observation import JobFacts, KnobSpace, Observation, Policy, Proposal, Record, TunerState, absurdity
 from . import phrases
 from .candidate_selection import CandidateSelection, known_gain
+from .change_detector import STALL_STEPS, ChangeDetector, DetectedChange, StallDetector
 from .decision_records import DecisionRecords, outcome_of
-from .detectors.change_detector import ChangeDetector, DetectedChange
-from .detectors.pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
-from .detectors.stall_detector import STALL_STEPS, StallDetector
 from .geometric_search import Candidate
+from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
 from .remembered_trial import LATENCY_STEPS_PRIOR, TYPICAL_STEPS_MIN, RememberedTrial
 
 __all__ = ["TuningPolicy"]

@@ -5,8 +5,7 @@ or malformed files, because a collector, the doctor and a job need different ans
 Start with `reader`.  The other modules are pure, except `network`, which also finds active RDMA ports.
 
     reader        text, names, whole numbers, one row of a file; the errors that mean "not there"
-    processors    CPU lists, NUMA nodes, run delay, pressure
-    contention    are there more tasks than processors?  One rule for the doctor and a running job
+    processors    CPU lists, NUMA nodes, run delay, pressure; are there more tasks than processors?
     memory        /proc/meminfo and files of the same form
     mounts        lines of /proc/PID/mountinfo
     network       speed of interfaces; state and rate of RDMA ports

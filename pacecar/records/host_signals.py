@@ -8,7 +8,7 @@ A record may wait in a socket while its reader is stopped.  So it carries the st
 which all processes of a machine share (clock_gettime(2)).  In another time namespace the clock is shifted
 (time_namespaces(7)), and the record looks too old or too new, which counts as unknown.
 
-Left out: conclusions (`pacecar.controller.guards.node_disturbance`).
+Left out: conclusions (`pacecar.controller.guards.node_monitor`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ infinities.  A test fails on a field without a range.
 
 Values from the kernel and the driver are checked at each tick against the same types (`pacecar.metrics.value_ranges`);
 `bounds_of` returns their limits.  msgspec does not check a record that is built in code:
-`pacecar.profiler.transport.field_filter` does that on the job's side, off the step path.
+`pacecar.profiler.transport.record_queue` does that on the job's side, off the step path.
 
 Counts are bounded so that a float64, as in Prometheus and JavaScript, is exact; times, bytes and FLOPs by a signed
 64-bit integer.  No sum, product or quotient of two such values overflows a float.

@@ -61,7 +61,7 @@ from pacecar.records.job_identity import LAUNCH, LAUNCH_DIGITS
 from pacecar.torch_internals import need
 
 from ..ranks.data_parallel import parallel_of
-from ..transport.field_filter import FieldFilter
+from ..transport.record_queue import FieldFilter
 from ..transport.rendezvous import interface_addresses, route_to
 
 __all__ = ["AGREE_SECONDS", "agree", "collective_interface", "job_id", "launch_of", "make_hello", "model_device"]

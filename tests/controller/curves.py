@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_model import pack_buckets, play
 
 MIB = 2**20
 FILE = Path(__file__).with_name("curves.json")

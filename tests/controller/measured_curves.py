@@ -1,7 +1,7 @@
 """Real jobs to replay policies on: the sweeps that `make bench-tuning` measured, as curves.
 
 The step times are measured (medians over the steps of a sweep, of all files of a case).  The sweeps did not keep what a
-window would show of a setting, so that comes from a fit: DDP's timeline (`bucket_timeline`) with the five constants
+window would show of a setting, so that comes from a fit: DDP's timeline (`bucket_model`) with the five constants
 nearest to all settings of the sweep, given with their mean distance in percent of the step.  Policies are judged by the
 measured steps; the fit only feeds their forecasts.
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from bench.tuning_job import SHAPES, make_model
-from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_model import pack_buckets, play
 from tests.controller.curves import DEFAULT, MEASURED, MIB, Curve, Point, dump
 
 SWEEPS = MEASURED.parent / "tuning"

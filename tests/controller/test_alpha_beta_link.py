@@ -14,7 +14,7 @@ from pacecar.controller.forecast.alpha_beta_link import (
     periods_of,
     streams_of,
 )
-from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_model import pack_buckets, play
 
 MIB = 2**20
 MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.experiment.exploration_budget import ExplorationBudget
-from pacecar.controller.forecast.bucket_timeline import distinct_buckets, pack_buckets, play
+from pacecar.controller.forecast.bucket_model import distinct_buckets, pack_buckets, play
 from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.candidate_selection import WAITING, CandidateSelection

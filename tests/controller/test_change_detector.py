@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_model import pack_buckets, play
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
-from pacecar.controller.policy.detectors.change_detector import ChangeDetector
+from pacecar.controller.policy.change_detector import ChangeDetector
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.plant import MIB, Plant, gaussian

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench.bench_policies import markdown, oracle_ratio
-from pacecar.controller.forecast.bucket_timeline import play
+from pacecar.controller.forecast.bucket_model import play
 from tests.controller.curves import DEFAULT, FILE, MEASURED, Curve, dump, load, simulate_all
 from tests.controller.measured_curves import Fit, buckets_of, fit, fitted_curve, gradient_bytes, pooled, sweeps
 from tests.controller.replay import POLICIES, cases

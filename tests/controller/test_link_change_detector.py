@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pacecar.controller.observation import Observation
-from pacecar.controller.policy.detectors.change_detector import CONFIRM_WINDOWS, REFERENCE_MIN, LinkChangeDetector
+from pacecar.controller.policy.change_detector import CONFIRM_WINDOWS, REFERENCE_MIN, LinkChangeDetector
 from pacecar.records import BackwardWindow, Ledger
 
 MS = 1_000_000

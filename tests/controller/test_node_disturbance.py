@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.controller.guards.node_disturbance import (
+from pacecar.controller.guards.node_monitor import (
     AGE_PERIODS,
     HOLD_SECONDS_MAX,
     PERIOD_NS_MAX,

@@ -11,10 +11,16 @@ import torch
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
 from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, ProtocolMember
-from pacecar.controller.guards.node_disturbance import AGE_PERIODS, WORDS, Disturbance
-from pacecar.controller.guards.node_monitor import SIGNALS_MAX, NodeMonitor, ranks_on_node
+from pacecar.controller.guards.node_monitor import (
+    AGE_PERIODS,
+    SIGNALS_MAX,
+    WORDS,
+    Disturbance,
+    NodeMonitor,
+    ranks_on_node,
+)
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.batch.memory_forecast import MemoryForecast
+from pacecar.controller.knobs.batch.oom_safe_trial import MemoryForecast
 from pacecar.controller.observation import KnobSpace, NodeView
 from pacecar.controller.policy.geometric_search import (
     FULL_LINK_RATIO,

@@ -16,10 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
-from pacecar.controller.knobs.batch.memory_forecast import MemoryForecast, predict
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers, is_out_of_memory
+from pacecar.controller.knobs.batch.oom_safe_trial import (
+    MemoryForecast,
+    OomSafeTrial,
+    TrialPeers,
+    is_out_of_memory,
+    predict,
+)
 from tests.kit.forking_python import forking_python
 from tests.kit.lone_rank import lone_rank
 

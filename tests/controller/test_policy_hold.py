@@ -7,7 +7,7 @@ import pytest
 from pacecar.config import TuneConfig
 from pacecar.controller.experiment.ab_trial import DROP_STEPS, SETTLE_STEPS
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
-from pacecar.controller.policy.detectors.stall_detector import CALM_STEPS, STALL_STEPS
+from pacecar.controller.policy.change_detector import CALM_STEPS, STALL_STEPS
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 

@@ -12,7 +12,7 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
-from pacecar.controller.policy.detectors.stall_detector import STALL_STEPS
+from pacecar.controller.policy.change_detector import STALL_STEPS
 from pacecar.controller.policy.tuning_policy import SECOND_LOOK_STEPS, TuningPolicy
 from pacecar.records import Decision, JobRecord, Ledger, TunerStatus, Verdict
 from tests.controller.plant import BUCKETS, MIB, MICRO_BATCHES, Plant, both_curve, gaussian, link_curve
@@ -267,7 +267,7 @@ def test_the_pure_half_knows_no_torch_no_clock_and_no_chance() -> None:
     room = Path(__file__).parents[2] / "controller"
     names = (
         "experiment/sequential_test", "experiment/ab_trial", "experiment/exploration_budget",
-        "policy/detectors/pace_tracker", "policy/geometric_search", "forecast/gain_model", "policy/phrases",
+        "policy/pace_tracker", "policy/geometric_search", "forecast/gain_model", "policy/phrases",
         "policy/decision_records", "policy/tuning_policy",
     )  # fmt: skip
     for name in names:

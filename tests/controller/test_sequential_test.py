@@ -27,7 +27,7 @@ from pacecar.controller.experiment.sequential_test import (
     student_t_cdf,
     weigh,
 )
-from pacecar.controller.policy.detectors.pace_tracker import QUIET_SPREAD
+from pacecar.controller.policy.pace_tracker import QUIET_SPREAD
 
 RATE = 0.05
 DEAD_BAND = 0.01

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pacecar.config import TuneConfig
 from pacecar.controller.experiment.ab_trial import AbortCause, AbTrial, IncumbentPace
-from pacecar.controller.experiment.switch_price import (
+from pacecar.controller.experiment.exploration_budget import (
     FIRST_SWITCH_NS,
     MARGIN,
     STRETCH_BOUNDARIES,

@@ -15,7 +15,7 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
-from pacecar.controller.experiment.switch_price import RESERVED_SWITCHES
+from pacecar.controller.experiment.exploration_budget import RESERVED_SWITCHES
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.knobs.actuator import Actuator, ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients

@@ -6,8 +6,7 @@ import math
 import msgspec
 import pytest
 
-from pacecar.profiler.transport.field_filter import FieldFilter
-from pacecar.profiler.transport.record_queue import RecordQueue
+from pacecar.profiler.transport.record_queue import FieldFilter, RecordQueue
 from pacecar.records import Goodbye, HangSuspicion, JobHello
 from pacecar.records.ranges import COUNT_MAX, TEXT_CHARACTERS_MAX
 from pacecar.wire import decode_frame, encode_frame

@@ -2,18 +2,13 @@
 
 In a ledger, this loss looks like slow Python, a slow disk or a straggler, and the remedies for those would be wrong;
 the job's rules check `is_crowded`.  Evidence is the load and pressure of the last minutes, and the job's own ranks and
-threads on this machine.  A running job uses the same rule for processors (`pacecar.kernel_files.contention`).
+threads on this machine.  A running job uses the same rule for processors (`pacecar.kernel_files.processors`).
 """
 
 from __future__ import annotations
 
 from pacecar.formatting.quantities import plural
-from pacecar.kernel_files.contention import (
-    are_processors_contended,
-    do_ranks_exceed,
-    do_threads_exceed,
-    openmp_threads,
-)
+from pacecar.kernel_files.processors import are_processors_contended, do_ranks_exceed, do_threads_exceed, openmp_threads
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts, Seen

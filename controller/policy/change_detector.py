@@ -1,4 +1,4 @@
-"""Detects that the job's conditions changed, by its pace (CUSUM) or its all-reduces, and keeps the windows since then.
+"""Detects that the job's conditions changed, by its pace (CUSUM) or its all-reduces, or that a rank is failing.
 
 Either change makes what was learned about settings invalid.  Windows since the change are still valid, so the new
 search begins with forecasts from them, and more are requested as soon as a change is suspected.
@@ -16,6 +16,10 @@ rank, never decides among several.
 One window proves nothing: another job's burst or a garbage collection on a sending core looks the same.
 CONFIRM_WINDOWS in a row must agree, each by far more than windows differ.
 
+`StallDetector` counts steps that take many times the usual time.  One huge step is a checkpoint or a garbage
+collection.  Several in a row are a rank that hangs in its data, a link that flaps, or a machine that swaps.  Tuning
+pauses then; `pace_tracker` judges the pace afterwards.
+
 Pure.  Left out: windows that did not record their all-reduces one by one (their sum includes the wait for other ranks,
 which `pace_tracker` judges), and slow drift, which the reference follows.
 """
@@ -28,18 +32,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pacecar.controller.forecast.setting_history import Setting, setting_of
-from pacecar.controller.observation import Observation
-
+from ..forecast.setting_history import Setting, setting_of
+from ..observation import Observation
 from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker
 
 __all__ = [
+    "CALM_STEPS",
     "CONFIRM_WINDOWS",
+    "STALL_RATIO",
+    "STALL_STEPS",
     "ChangeDetector",
     "DetectedChange",
     "LinkChangeDetector",
+    "StallDetector",
 ]
-
 
 CONFIRM_WINDOWS = 3
 """Windows in a row that must agree."""
@@ -192,3 +198,40 @@ def _change(durations: Sequence[float], usual: Sequence[float]) -> float:
         if passed >= half:
             return ratio
     return ratios[-1][0]
+
+
+STALL_RATIO = 20.0
+STALL_STEPS = 8
+"""A rank is failing when STALL_STEPS steps in a row take over STALL_RATIO times the typical pace."""
+
+CALM_STEPS = 32
+"""Steps in a row without a stall after which tuning goes on."""
+
+
+class StallDetector:
+    """Counts stalled steps; `usual_ns` is the typical pace while nothing is wrong, None before it is known."""
+
+    def __init__(self) -> None:
+        self.usual_ns: float | None = None
+        self._stalled = 0
+        self._calm = 0
+
+    def is_stall(self, step: Observation) -> bool:
+        """Return whether the step took too long to measure any setting."""
+        return self.usual_ns is not None and step.pace_ns > STALL_RATIO * self.usual_ns
+
+    def count(self, step: Observation) -> str | None:
+        """Take a step while tuning; return why a rank seems to be failing, or None."""
+        self._stalled = self._stalled + 1 if self.is_stall(step) else 0
+        if self._stalled < STALL_STEPS:
+            return None
+        return f"{STALL_STEPS} steps in a row took over {STALL_RATIO:.0f} times the usual: a rank is failing"
+
+    def is_over(self, step: Observation) -> bool:
+        """Take a step while tuning waits; return whether the job has been calm for long enough."""
+        self._calm = 0 if self.is_stall(step) else self._calm + 1
+        return self._calm >= CALM_STEPS
+
+    def restart(self) -> None:
+        """Start counting from zero."""
+        self._stalled = self._calm = 0

@@ -18,14 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pacecar.controller.experiment.ab_trial import (
-    DROP_RATIO,
-    QUIET_WINDOW_STEPS,
-    SETTLE_STEPS,
-    WINDOW_STEPS,
-    IncumbentPace,
-)
-from pacecar.controller.experiment.sequential_test import location
+from ..experiment.ab_trial import DROP_RATIO, QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS, IncumbentPace
+from ..experiment.sequential_test import location
 
 __all__ = ["NULL_PAIRS_MIN", "QUARTILE", "PaceAlarm", "PaceTracker", "TrackedPace"]
 
