@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch.distributed as dist
@@ -150,6 +151,7 @@ class Tuner:
         self._actuators = {a.knob: a for a in actuators}
         self._status = status
         self._agreement = agreement
+        self._gather_gradients = partial(agreement.start_gather, VoteSubject.GRADIENTS)
         self._switcher = KnobSwitcher(self._actuators, agreement, status.clock)
         self._turns_knobs = config.mode != "advise"
         self._is_active = False
@@ -522,7 +524,7 @@ class Tuner:
                 self._rehearse()
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
-            self._gradients.prepare(self._send_gradients)
+            self._gradients.prepare(self._gather_gradients)
         switch = self._switcher.carry_out(proposal)
         self._turned_at = self._boundary
         if proposal.kind is ProposalKind.REHEARSAL:
@@ -580,7 +582,7 @@ class Tuner:
         They do not go back at this boundary: if answers are late, ranks find the same difference at different steps.
         """
         if self._gradients is not None:
-            self._freeze_if_different(self._gradients.check(self._send_gradients))
+            self._freeze_if_different(self._gradients.check(self._gather_gradients))
 
     def _freeze_if_different(self, difference: str | None) -> None:
         if difference is not None and self._previous is not None:
@@ -597,9 +599,6 @@ class Tuner:
             self._price.compared(cost_ns)
         else:
             self._price.voted(cost_ns)
-
-    def _send_gradients(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        return self._agreement.start_gather(VoteSubject.GRADIENTS, numbers)
 
     def _rehearsed(self, proposal: SwitchProposal, *, is_done: bool) -> None:
         if self._policy is None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
@@ -167,7 +168,7 @@ class JobKnobs:
             batcher,
             config,
             hello.world_size,
-            lambda numbers: agreement.start_gather(VoteSubject.NOISE, numbers),
+            partial(agreement.start_gather, VoteSubject.NOISE),
         )
         self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)

@@ -43,9 +43,9 @@ from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.what_if import RankWhatIf
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.transport.daemon_socket import DaemonInbox, DaemonSocket, News
-from pacecar.profiler.transport.record_queue import RecordQueue, RecordSink
+from pacecar.profiler.transport.record_queue import RecordQueue, RecordSink, put_into_all
 from pacecar.profiler.transport.run_log import RunLog
-from pacecar.records import Answer, Command, JobRecord, StepRecord, Throttling
+from pacecar.records import Answer, Command, StepRecord, Throttling
 from pacecar.records.host_signals import HostSignals
 
 from .tuner_wiring import HookedJob, JobKnobs, TunedPeers, make_guards, make_node
@@ -89,9 +89,9 @@ class JobRun(StepListener, DaemonInbox):
         self._queues: list[RecordQueue] = [self._outbox]
         if config.run_dir is not None:
             self._queues.append(RunLog(config.run_dir, hello))
-        self._what_if = RankWhatIf(hello.job, hello.rank, _emitter(self._queues), is_job=hello.world_size == 1)
+        self._what_if = RankWhatIf(hello.job, hello.rank, put_into_all(self._queues), is_job=hello.world_size == 1)
         self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, self._what_if)
-        self._emit = _emitter(self.sinks)
+        self._emit = put_into_all(self.sinks)
         self._pause = TuningPause(self._node)
         self.hook = Hook(model, optimizer, hello=hello, config=config, sinks=self.sinks, clock=SystemClock())
         on_device = model_device(model).type == "cuda"
@@ -163,7 +163,7 @@ class JobRun(StepListener, DaemonInbox):
             self._hello,
             config,
             self.hook,
-            emit=_emitter([*self.sinks, self._pause]),
+            emit=put_into_all([*self.sinks, self._pause]),
             throttled=self._throttling.is_throttled,
             is_told=lambda: self.tuner is not None and self.tuner.agreement.has_left,
             is_pipeline=lambda: self._what_if.is_pipeline,
@@ -266,11 +266,3 @@ def _guard(part: object, close: Callable[[], None]) -> None:
         close()
     except Exception as error:  # noqa: BLE001  as above
         logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
-
-
-def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
-    def emit(record: JobRecord) -> None:
-        for sink in sinks:
-            sink.put(record)
-
-    return emit

@@ -162,7 +162,7 @@ class Hook:
         """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
         self.records = StepRecords(
             hello, self._sinks, MeasuringLimits(self.budget, self._sampling, self._guard), self._calibrations,
-            self._utilization, self._boundary, self._stops, self._collections, on_timed=self._on_timed,
+            self._utilization, self._boundary, self._stops, self._collections,
         )  # fmt: skip
         """The finished steps whose records are not written yet."""
         self.preemption = Preemption()
@@ -270,6 +270,8 @@ class Hook:
         single_instance.claim(self)
         self._is_started = True
         self._listener = listener
+        if listener is not None:
+            self.records.on_timed = listener.on_timed
         self._phases.tells_inputs = self._utilization.tells_inputs
         self._phases.install()
         keep_out(StepBoundary.optimizer_stepped)
@@ -410,14 +412,10 @@ class Hook:
         except Exception:  # noqa: BLE001  as in the guard, which stops calling a listener once it is dead
             self._guard.failed(listener.on_boundary)
             if not self._guard.is_alive:
-                self._listener = None
+                self._listener = self.records.on_timed = None
 
     def _is_held(self) -> bool:
         return self._listener is not None and self._listener.holds_windows()
-
-    def _on_timed(self, timed: TimedStep, record: StepRecord) -> None:
-        if self._listener is not None:
-            self._listener.on_timed(timed, record)
 
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the finished step; return it if there is a listener."""

@@ -172,10 +172,7 @@ class MeasuringLimits(NamedTuple):
 
 
 class StepRecords:
-    """The steps of one rank: queued by the training thread, written in order by the first thread to flush.
-
-    `on_timed` is called with every measured step and its timers, on any thread.
-    """
+    """The steps of one rank: queued by the training thread, written in order by the first thread to flush."""
 
     def __init__(
         self,
@@ -187,8 +184,6 @@ class StepRecords:
         boundary: StepBoundary,
         stops: StopDetector,
         collections: GarbageCollections,
-        *,
-        on_timed: Callable[[TimedStep, StepRecord], None],
     ) -> None:
         budget = limits.budget
         self._sampling = limits.sampling
@@ -218,7 +213,8 @@ class StepRecords:
         """Why there is no exact window yet, while there is none."""
         self.window_price_ns: int | None = None
         """The expected cost of the first exact window; None: not predicted yet."""
-        self._on_timed = on_timed
+        self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+        """Called with every measured step and its timers, on any thread; None: nobody listens."""
 
     def learn_prices(self) -> None:
         """Measure the time torch spends around the hooks: about 5 ms, on the training thread, before the first step."""
@@ -419,7 +415,8 @@ class StepRecords:
         self._budget.charge(self._collections.take_cost_ns())
         record = self._record(step, timed, overhead_ns)
         step.record = record
-        self._on_timed(timed, record)
+        if self.on_timed is not None:
+            self.on_timed(timed, record)
         self._utilization.add(record, step.flops)
         if self._sampling.every != every or self._utilization.is_due:
             self._boundary.is_plain = False

@@ -29,6 +29,7 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -48,6 +49,7 @@ __all__ = [
     "RecordRefused",
     "RecordSink",
     "RecordSource",
+    "put_into_all",
     "reason_of",
 ]
 
@@ -362,3 +364,13 @@ class RecordSink(Protocol):
     def close(self, timeout_seconds: float) -> None:
         """Deliver what is queued, for at most `timeout_seconds`, then close."""
         ...
+
+
+def put_into_all(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
+    """Return a function that puts a record into each of `sinks`."""
+
+    def put(record: JobRecord) -> None:
+        for sink in sinks:
+            sink.put(record)
+
+    return put
