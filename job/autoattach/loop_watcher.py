@@ -40,7 +40,7 @@ from pacecar.torch_internals import lacking
 from ..attach import Pacer
 from .dataloader_waits import forget_waits
 from .model_finder import ModelProbes, children_of, compiled_functions, inside_of, roots_of
-from .stderr_line import say
+from .stderr_lines import say
 from .tuning_permission import AttachRequest, join, make_request
 
 __all__ = ["LoopWatcher", "why_no_rank"]

@@ -9,7 +9,6 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
     optimizer_succession            which optimizer's steps count after the script makes a new one for the model
     step_records                    builds the records later, on other threads, because Python code between two steps
                                     runs with cold caches
-    counted_steps                   adds steps that were counted but not measured to the totals
     loading                         what the loop draws from its loaders: waits, samples, how much is left
     commands                        what the daemon sends: the `trace` command, the state of the device
     identity                        the identity of this process: job, launch, rank, device

@@ -10,31 +10,40 @@ all the rules.
     is_plain               set by the full boundary when nothing is pending, cleared by anything, on any thread, that
                            becomes pending
     full_boundary_step     a step that the full boundary must see before it begins: a window may be due
+
+A step that is not measured is only counted (`step_sampling` decides which).  `CountedSteps` adds it to the totals
+later: its own wall time, split in the proportions of a measured step.  Normally that is the next one, whose record
+carries the totals.  If the job ends first, it is the last one, and the Goodbye carries the totals.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from pacecar.records import Knobs
+from pacecar.records import Goodbye, JobHello, Knobs
 
 from ..timing.cuda_timer import DeviceStep
 from ..timing.failure_guard import FailureGuard
-from ..timing.sample_counts import StepCounts, plus
-from ..timing.step_timer import Event, RawStep, StepTimer
+from ..timing.overhead_budget import OverheadBudget
+from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
+from ..timing.sample_counts import StepCounts, Totals, plus
+from ..timing.step_timer import STOPPED, Event, RawStep, StepTimer
 from ..timing.torch_compile import is_tracing, step_out_of_graph
 from ..utilization.model_flops_utilization import UtilizationMeter
+from ..windows.estimate import Calibrations, estimate
 from .phase_hooks import InputKey, PhaseHooks
 
 __all__ = [
     "UNUSUAL",
     "WAITING_MAX",
     "CountedStep",
+    "CountedSteps",
     "CountedSums",
+    "Like",
     "PlainStep",
     "StepBoundary",
     "StepInputs",
@@ -264,3 +273,70 @@ def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInput
     phases.has_looked = False
     phases.forward_samples = phases.once_inputs = phases.drawn_samples = None
     return found, was_counted
+
+
+class Like(NamedTuple):
+    """The measured step whose proportions counted steps are given."""
+
+    wall_ns: int
+    phases: Mapping[str, int]
+    samples: int | None
+    knobs: Knobs
+
+
+class CountedSteps:
+    """Adds counted steps to `totals` and their cost to `budget`; the caller holds the records' lock."""
+
+    def __init__(self, totals: Totals, budget: OverheadBudget, calibrations: Calibrations, stops: StopDetector) -> None:
+        self._totals = totals
+        self._budget = budget
+        self._calibrations = calibrations
+        self._stop_detector = stops
+        self.last: Like | None = None
+        """The last measured step."""
+
+    def add(self, passed: CountedSums, like: Like, end_ns: int, price_ns: int) -> list[Stop]:
+        """Add the steps up to `end_ns`, each of which costs `price_ns` outside the hooks.
+
+        Return the stops of the process during them.
+        """
+        passed.cost_ns += passed.steps * price_ns
+        self._budget.passed(passed.wall_ns, passed.cost_ns)
+        stops = self._stop_detector.stops(end_ns - passed.wall_ns, end_ns) if passed.wall_ns >= LATE_NS_MIN else []
+        stopped_ns = sum(stop.end_ns - stop.start_ns for stop in stops)
+        phases = {
+            name: duration * (passed.wall_ns - stopped_ns) // like.wall_ns if like.wall_ns else 0
+            for name, duration in like.phases.items()
+            if name not in ("overhead", "checkpoint", STOPPED)
+        }
+        if stopped_ns:
+            phases[STOPPED] = stopped_ns
+        ledger = estimate(passed.wall_ns, phases, self._calibrations.find(like.knobs))
+        samples, tokens = passed.samples, passed.tokens
+        if samples is None and like.samples is not None:
+            samples = like.samples * passed.steps
+        self._totals.add(ledger, samples, tokens, steps=passed.steps)
+        return stops
+
+    def add_rest(self, boundary: StepBoundary, price_ns: int) -> list[Stop]:
+        """Add the steps after the last measured one, when the job ends; return the stops of the process during them."""
+        passed, boundary.passed = boundary.passed, None
+        _, end_ns = boundary.current_step()
+        if passed is None or not passed.steps or self.last is None or end_ns is None:
+            return []
+        return self.add(passed, self.last, end_ns, price_ns)
+
+    def goodbye(self, hello: JobHello, reason: str, wall_ns: int) -> Goodbye:
+        """Return the last record, with the totals if there was a step."""
+        totals, has_any = self._totals, self._totals.steps > 0
+        return Goodbye(
+            job=hello.job,
+            rank=hello.rank,
+            reason=reason,
+            wall_ns=wall_ns,
+            totals=totals.ledger if has_any else None,
+            total_steps=totals.steps if has_any else None,
+            total_samples=totals.samples,
+            total_tokens=totals.tokens,
+            total_overhead_ns=self._budget.cost_ns if has_any else None,
+        )

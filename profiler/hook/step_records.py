@@ -52,8 +52,7 @@ from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate import Calibrations, capped, estimate_step
 from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
-from .counted_steps import CountedSteps, Like
-from .step_boundary import WAITING_MAX, CountedSums, PlainStep, StepBoundary, raw_step
+from .step_boundary import WAITING_MAX, CountedSteps, CountedSums, Like, PlainStep, StepBoundary, raw_step
 
 __all__ = ["FLUSH_SECONDS", "WAITING_MAX", "FinishedStep", "MeasuringLimits", "StepRecords"]
 

@@ -395,9 +395,9 @@ def unwatched(*, steps: int, missing: Sequence[str] = (), several: bool = False)
     """One process that knows nothing of pacecar, as `pacecar run` would have it; its loader is torch's."""
     lines = lines_of()
     take_away(missing, {})
-    from pacecar.job.autoattach import optimizer_hook, stderr_line
+    from pacecar.job.autoattach import optimizer_hook, stderr_lines
 
-    stderr_line.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
+    stderr_lines.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
     optimizer_hook.register(None)
     model = DistributedDataParallel(net()) if several else net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -102,7 +102,7 @@ def test_each_module_may_be_missing_from_some_moment_on() -> None:
         "numpy",
         "pacecar.job.handle",
         "pacecar.job.attach",
-        "pacecar.job.autoattach.stderr_line",
+        "pacecar.job.autoattach.stderr_lines",
     ]
     turns = cycle((way, moment) for moment in ("begun", "imported") for way in WAYS)
     cases = [(way, name, moment) for name, (way, moment) in zip(names, turns, strict=False)]

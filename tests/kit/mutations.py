@@ -116,7 +116,7 @@ MUTATIONS = (
              "adapters/regroup.py", "if self._waiting and (kind is None or kind != self._kind):",
              "if self._waiting and kind is None:", "tests/adapters"),
     Mutation("ranks attach though one of them has not come",
-             "job/autoattach/rank_gathering.py", "is_complete = self._store.add(self._here, 0) >= self._world_size",
+             "job/autoattach/tuning_permission.py", "is_complete = self._store.add(self._here, 0) >= self._world_size",
              "is_complete = self._store.add(self._here, 0) >= self._world_size - 1", "tests/job/autoattach"),
     Mutation("a job that is silent for minutes still speaks",
              "dashboards/rules/alerts_job.py", "({age} < {SPEAKS_SECONDS})", "({age} > {SPEAKS_SECONDS})",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pacecar import safe_files
-from pacecar.job.autoattach import stderr_line
+from pacecar.job.autoattach import stderr_lines
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import StepRecord
 from tests.kit.records import job_hello, step_record
@@ -102,7 +102,7 @@ def test_an_error_that_a_file_server_keeps_until_the_file_is_closed_is_one_line(
 def test_the_script_sees_one_line_of_a_disk_that_is_full_and_no_traceback(tmp_path, logger, capfd):
     for name in ("rank0.jsonl", "rank0.log"):
         (tmp_path / name).symlink_to("/dev/full")
-    stderr_line.keep_quiet(0, str(tmp_path))
+    stderr_lines.keep_quiet(0, str(tmp_path))
     log = RunLog(tmp_path, job_hello())
     log.put(step_record(step=0))
     time.sleep(1.0)
@@ -117,7 +117,7 @@ def test_the_script_sees_one_line_of_a_disk_that_is_full_and_no_traceback(tmp_pa
 
 def test_a_log_that_cannot_be_written_is_named_itself_where_the_records_are_not_the_matter(tmp_path, logger, capfd):
     (tmp_path / "rank0.log").symlink_to("/dev/full")
-    stderr_line.keep_quiet(0, str(tmp_path))
+    stderr_lines.keep_quiet(0, str(tmp_path))
     for _ in range(3):
         logger.warning("something else")
     logger.handlers.pop().close()

@@ -370,7 +370,7 @@ def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_fol
 
 @needs_root
 def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(monkeypatch, capfd):
-    from pacecar.job.autoattach.stderr_line import keep_quiet
+    from pacecar.job.autoattach.stderr_lines import keep_quiet
 
     logger = logging.getLogger("pacecar")
     monkeypatch.setattr(logger, "handlers", [])

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pacecar.job.autoattach.model_finder import ModelProbes, children_of, roots_of
-from pacecar.job.autoattach.rank_gathering import LEAD_STEPS, STEPS_MAX, RankGathering
+from pacecar.job.autoattach.tuning_permission import LEAD_STEPS, STEPS_MAX, RankGathering
 from pacecar.profiler.hook.optimizer_succession import parameters_of
 
 

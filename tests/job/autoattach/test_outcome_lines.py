@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacecar.job.autoattach.outcome_lines import NOT_KEPT, OutcomeLines
+from pacecar.job.autoattach.stderr_lines import NOT_KEPT, OutcomeLines
 from pacecar.records import Decision, Goodbye, TunerStatus, Verdict
 from tests.kit import records
 from tests.kit.records import MS, ledger, step_record
