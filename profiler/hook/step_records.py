@@ -414,8 +414,9 @@ class StepRecords:
         self._budget.charge(self._collections.take_cost_ns())
         record = self._record(step, timed, overhead_ns)
         step.record = record
-        if self.on_timed is not None:
-            self.on_timed(timed, record)
+        on_timed = self.on_timed
+        if on_timed is not None:  # the training thread may take it away meanwhile
+            on_timed(timed, record)
         self._utilization.add(record, step.flops)
         if self._sampling.every != every or self._utilization.is_due:
             self._boundary.is_plain = False
