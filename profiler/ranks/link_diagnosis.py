@@ -94,7 +94,7 @@ class LinkDiagnosis:
     ) -> Slow | None:
         """Return the link that was slow in this range; None if none was or the figures do not show it."""
         self._last = None
-        if any(row.on_device for row in rows):
+        if any(row.on_device and row.device is None for row in rows):
             return None  # host timers do not see waiting there
         walls = [m["wall"] for m in medians]
         busy = _known([row.around.busy_ratio for row in rows])

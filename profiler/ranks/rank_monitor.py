@@ -174,7 +174,11 @@ class RankMonitor:
         """Queue a finished step; on any thread, in order."""
         every = record.measured_every or 1
         is_odd = record.disturbed or STOPPED in step.phases  # a process that was stopped shows no pace
-        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every, record.gc_ns)
+        device = step.device
+        note = StepNote(
+            record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every, record.gc_ns,
+            device=None if device is None else device.phases, is_behind=device is not None and device.is_behind,
+        )  # fmt: skip
         self._notes.append((note, step.end_ns))
         self._newest = record
         self._every = every

@@ -16,6 +16,10 @@ Where windows saw communication in the forward (SyncBatchNorm, sharded parameter
 Then the forward counts as waiting, like the tail.  Compute and waiting in such a forward cannot be told apart, so slow
 compute in it is not reported, and no other rank is blamed for it.
 
+On a device job the same holds for the phases as the device passed them: its kernels, idle time where its host is late,
+and the wait for the last all-reduces.  A device that idles inside a phase looks like one that computes, so compute is
+blamed on the host if its own timers have as large an excess there and the device is not a step behind it.
+
 A slow link makes all ranks wait alike, so no rank's own time shows it: see `link_diagnosis`.
 
 Pure: rows of ranges in, `Straggler` records out.
@@ -33,7 +37,7 @@ from pacecar.records import Cause, Straggler
 
 from .collection_diagnosis import Collecting, CollectionDiagnosis
 from .cusum import Cusum, excesses, median, upper
-from .exchange.phase_sums_message import RankRange
+from .exchange.phase_sums_message import PHASES, RankRange
 from .link_diagnosis import LinkDiagnosis, Slow
 
 __all__ = ["StragglerDetector"]
@@ -71,8 +75,14 @@ _PARTS: Mapping[Cause, tuple[str, ...]] = {
     Cause.CHECKPOINT: ("checkpoint",),
 }
 _OWN = tuple(phase for parts in _PARTS.values() for phase in parts)
-_HOST_TIMED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
-"""The causes that host timers can see in a device job, where a forward ends once its kernels are launched."""
+_HOST_TIMED = {cause: _PARTS[cause] for cause in (Cause.DATA_WAIT, Cause.CHECKPOINT)}
+"""What host timers can see in a device job, where a forward ends once its kernels are launched."""
+
+_DEVICE_TIMED: Mapping[Cause, tuple[str, ...]] = {
+    Cause.COMPUTE: ("forward", "backward", "optimizer"),
+    Cause.HOST_BOUND: ("rest",),
+    **_HOST_TIMED,
+}
 
 
 @dataclass(slots=True)
@@ -131,9 +141,10 @@ class StragglerDetector:
 
         `rows` are in order of rank, at least two.  A range in which a rank has no undisturbed step is skipped.
         """
-        medians = [row.medians for row in rows if row.medians is not None]
-        if len(medians) < len(rows):
+        one_range = _Range.of(rows)
+        if one_range is None:
             return []
+        medians = one_range.medians
         if self._epoch != rows[0].epoch:  # the knobs changed, and with them the usual wait
             self._link.forget()
             self._epoch = rows[0].epoch
@@ -142,7 +153,6 @@ class StragglerDetector:
         bound = max(
             ABSOLUTE_NS, round(RELATIVE * wall), round(NOISE_FACTOR * (upper(self._noise, NOISE_QUANTILE) or 0))
         )
-        one_range = _Range(rows, medians)
         late: dict[tuple[int, Cause], _Lateness] = {}
         for rank in range(len(rows)):
             found = _lateness(one_range, rank, bound)
@@ -213,19 +223,59 @@ class StragglerDetector:
 class _Range:
     """How much each rank exceeds the median of the others in one range, by sums of phases; each is computed once."""
 
-    def __init__(self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[RankRange],
+        host: Sequence[Mapping[str, int]],
+        medians: Sequence[Mapping[str, int]],
+        parts: Mapping[Cause, tuple[str, ...]],
+    ) -> None:
         self.rows = rows
         self.waits = _waits(rows)
-        self._medians = medians
+        self.medians = medians
+        """By phase, on the device if that is known of all ranks, else on the host."""
+        self.parts = parts
+        """The phases that show each cause."""
+        self._host = host
         self._excesses: dict[tuple[str, ...], list[int]] = {}
         self._cpu_waits: list[int] | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[RankRange]) -> _Range | None:
+        """Return what `rows` tell; None if a rank has no undisturbed step."""
+        host = [row.medians for row in rows if row.medians is not None]
+        if len(host) < len(rows):
+            return None
+        if not any(row.on_device for row in rows):
+            return cls(rows, host, host, _PARTS)
+        passed = [row.device for row in rows if row.device is not None]
+        if len(passed) < len(rows):
+            return cls(rows, host, host, _HOST_TIMED)
+        unmarked = dict.fromkeys(PHASES, 0)
+        medians = [unmarked | {"wall": one["wall"], **device} for one, device in zip(host, passed, strict=True)]
+        return cls(rows, host, medians, _DEVICE_TIMED)
+
+    @property
+    def sees_waits(self) -> bool:
+        """Whether a rank's own time and its waits are known, not only some phases."""
+        return self.parts is not _HOST_TIMED
 
     def excesses(self, phases: tuple[str, ...]) -> list[int]:
         """Return the excess of each rank's sum of `phases`."""
         found = self._excesses.get(phases)
         if found is None:
-            found = self._excesses[phases] = excesses([sum(map(m.__getitem__, phases)) for m in self._medians])
+            found = self._excesses[phases] = excesses([sum(map(m.__getitem__, phases)) for m in self.medians])
         return found
+
+    def late_host(self, rank: int, phase: str, excess: int) -> Cause | None:
+        """Return the cause if the host of `rank` is late in launching the work of `phase`; None if it is not."""
+        if self.parts is not _DEVICE_TIMED or self.rows[rank].is_behind:
+            return None
+        phases = ("optimizer",) if phase == "optimizer" else ("forward", "backward")
+        host = excesses([sum(map(m.__getitem__, phases)) for m in self._host])[rank]
+        if host < AGREEMENT * excess:
+            return None
+        return Cause.OPTIMIZER_HOST if phase == "optimizer" else Cause.HOST_BOUND
 
     def cpu_waits(self) -> list[int] | None:
         """Return how much longer per step each rank waited for a processor; None if a rank cannot tell."""
@@ -261,21 +311,21 @@ def _lateness(one_range: _Range, rank: int, bound: int) -> tuple[Cause, _Latenes
 
     The cause that is reported may be another: throttling or a busy host explains slow compute.
     """
-    is_on_device = one_range.rows[rank].on_device
+    parts = one_range.parts
     for waits in one_range.waits:
         own = _own(waits)
         excess = one_range.excesses(own)[rank]
-        if not is_on_device and (excess <= bound or -one_range.excesses(waits)[rank] < AGREEMENT * excess):
+        if one_range.sees_waits and (excess <= bound or -one_range.excesses(waits)[rank] < AGREEMENT * excess):
             continue
         by_cause = {
-            cause: one_range.excesses(tuple(phase for phase in _PARTS[cause] if phase in own))[rank]
-            for cause in (_HOST_TIMED if is_on_device else _PARTS)
+            cause: one_range.excesses(tuple(phase for phase in phases if phase in own))[rank]
+            for cause, phases in parts.items()
         }
         cause = max(by_cause, key=lambda name: by_cause[name])
-        if is_on_device:
+        if not one_range.sees_waits:
             excess = by_cause[cause]
         if excess > bound and by_cause[cause] > bound / 2:
-            phase = max(_PARTS[cause], key=lambda name: one_range.excesses((name,))[rank])
+            phase = max(parts[cause], key=lambda name: one_range.excesses((name,))[rank])
             if one_range.collections()[rank] >= AGREEMENT * excess:
                 return None  # one range does not tell a collector that holds others up: see `collection_diagnosis`
             return cause, _describe(one_range, rank, cause, phase, excess, bound)
@@ -302,6 +352,11 @@ def _describe(one_range: _Range, rank: int, cause: Cause, phase: str, excess: in
     if cause is Cause.COMPUTE and row.is_throttled and 2 * others.count(True) <= len(others):
         return _Lateness(Cause.THROTTLED, phase, excess, text + "; its device holds its clocks down")
     if waited is None or waited < CPU_WAIT_SHARE * excess:
+        late_host = one_range.late_host(rank, phase, excess) if cause is Cause.COMPUTE else None
+        if late_host is not None:
+            return _Lateness(
+                late_host, phase, excess, text + "; its host launches that much later, and the device waits"
+            )
         return _Lateness(cause, phase, excess, text)
     seconds = (row.medians or {})["wall"] * row.steps / 1e9
     text += f"; it waited {_ms(waited)} a step longer for a processor"

@@ -86,12 +86,16 @@ class Mark(NamedTuple):
 
 
 class DeviceStep:
-    """One step's marks, and its `phases` once the device has passed them all; `is_settled` once that is known."""
+    """One step's marks, and its `phases` once the device has passed them all; `is_settled` once that is known.
 
-    __slots__ = ("is_settled", "marks", "owns_end", "phases")
+    `is_behind`: when the host ended the step, the device had not ended the one before.
+    """
 
-    def __init__(self, marks: list[Mark]) -> None:
+    __slots__ = ("is_behind", "is_settled", "marks", "owns_end", "phases")
+
+    def __init__(self, marks: list[Mark], *, is_behind: bool = False) -> None:
         self.marks = marks
+        self.is_behind = is_behind
         self.owns_end = False
         """Whether this step's last event does not begin a later step."""
         self.is_settled = False
@@ -172,7 +176,7 @@ class DeviceTimer:
         boundary = Mark(REST, end, self._stream.record(end))
         step: DeviceStep | None = None
         if self._is_complete:
-            step = DeviceStep([*self._marks, boundary])
+            step = DeviceStep([*self._marks, boundary], is_behind=bool(self._waiting))
             self._waiting.append(step)
             self._drop_old()
         self._marks = [boundary]

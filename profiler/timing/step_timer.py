@@ -53,6 +53,8 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     marks: dict[str, list[Stretch]]
     micro_batches: int
     overhead_ns: int
+    device: DeviceStep | None = None
+    """What the device timer knows of it; None for a CPU job."""
 
     @property
     def wall_ns(self) -> int:
@@ -169,6 +171,7 @@ def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
         marks=marks,
         micro_batches=micro_batches + _forwards(raw.events),
         overhead_ns=max(0, overhead_ns),
+        device=raw.device,
     )
 
 

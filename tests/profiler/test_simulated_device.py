@@ -97,6 +97,23 @@ def test_phases_are_those_of_the_kernels_and_every_step_sums_to_its_wall_time(cu
         assert phases == watched.job.on_device(step)
 
 
+@pytest.mark.parametrize(("loop", "is_behind"), [("plain", False), ("lags", True)])
+def test_the_comparison_of_ranks_hears_the_devices_phases_and_whether_it_lags(cuda, attach, loop, is_behind):
+    job, heard = DeviceJob(cuda, **LOOPS[loop]), []
+
+    def hear(timed, record):
+        heard.append((record.step, timed.device))
+
+    hook = attach(job, config=TIMED_ONLY, clock=cuda.clock, on_timed=hear)
+    job.run(60, hook)
+    hook.close()
+    seen = [(step, device) for step, device in heard if device is not None and device.phases is not None]
+    assert len(seen) >= 35
+    for step, device in seen:
+        assert {phase: ns for phase, ns in device.phases.items() if ns} == job.on_device(step)
+    assert (sum(device.is_behind for _, device in seen) > len(seen) / 2) == is_behind
+
+
 @pytest.mark.parametrize(("rate", "offset_ns"), [(1.001, 0), (1.05, 10**15), (0.98, -(10**9))])
 def test_a_clock_at_another_rate_changes_no_proportion(monkeypatch, attach, sink, rate, offset_ns):
     cuda = CudaStandIn(rate=rate, offset_ns=offset_ns, resolution_ns=500).install(monkeypatch)

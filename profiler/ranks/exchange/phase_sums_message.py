@@ -10,7 +10,9 @@ steps that a profiled window disturbed on this rank.
 
 `tail` is the wait after autograd is done, for the last all-reduces: the one phase in which a rank waits for others.
 Everything else is the rank's own time, unless windows saw communication in its forward (`waits_in_forward`).  On a
-device job host timers cannot tell the two apart; `on_device` says so.
+device job (`on_device`) the host launches and goes on, so its phases show neither.  There the row also has the medians
+of the phases as the device passed them (`device`): its kernels, its wait for the last all-reduces, and its idle time
+where the host is late.
 
 A message holds up to ROWS_MAX rows, all ranges that ended since the last one, and the rank's ledger (`totals`).
 
@@ -44,25 +46,28 @@ __all__ = [
 PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 6
+DEVICE_PHASES = ("data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "rest")
+"""The columns of a device's medians; the device has no mark of a checkpoint, which is idle time of its `rest`."""
+
+VERSION = 7
 
 ROWS_MAX = 16
 """The most ranges in one message."""
 
 _HEAD = 12
-_ROW_WORDS = _HEAD + 2 * len(PHASES)
+_ROW_WORDS = _HEAD + 2 * len(PHASES) + len(DEVICE_PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Number of 64-bit words in a message: 4240 bytes a rank."""
+"""Number of 64-bit words in a message: 5136 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios are encoded in millionths."""
 
 
 # Which optional words of a row were measured.  Plain numbers: an IntFlag costs microseconds at each use.
-_DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS, _GC = (
-    1 << bit for bit in range(9)
+_DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS, _GC, _PASSED, _BEHIND = (
+    1 << bit for bit in range(11)
 )
 
 
@@ -74,7 +79,8 @@ class StepNote(msgspec.Struct, frozen=True):
     """One finished step as the hook measured it; nanoseconds by the phases of `StepTimer`.
 
     `every` k: the hook measures one step in k at present.  `gc_ns` is what Python's garbage collector took of the step,
-    in whichever phase; None where it is not timed.
+    in whichever phase; None where it is not timed.  `device` are its phases as the device passed them, None where they
+    are unknown, and `is_behind` says that the device was more than a step behind its host.
     """
 
     step: int
@@ -84,6 +90,8 @@ class StepNote(msgspec.Struct, frozen=True):
     disturbed: bool
     every: int = 1
     gc_ns: int | None = None
+    device: Mapping[str, int] | None = None
+    is_behind: bool = False
 
 
 class HostPressure(msgspec.Struct, frozen=True):
@@ -108,7 +116,9 @@ class RankRange(msgspec.Struct, frozen=True):
     `steps` belong to the range and `measured` of them are in `sums`; `medians` is None when every measured step was
     disturbed, or none was measured.  `every` k: the hook measures one step in k.  `is_throttled`: its device
     throttles its clocks; None where that is unknown.  `gc_ns` is what garbage collection took of the measured steps,
-    None where it is not timed, and `gc_longest_ns` the most of one of them.
+    None where it is not timed, and `gc_longest_ns` the most of one of them.  `device` are the medians of the phases on
+    the device, over the undisturbed steps that have them; None if there are none.  `is_behind`: in most of these the
+    device was more than a step behind, so it did not wait for its host.
     """
 
     number: int
@@ -125,6 +135,8 @@ class RankRange(msgspec.Struct, frozen=True):
     is_throttled: bool | None = None
     gc_ns: int | None = None
     gc_longest_ns: int = 0
+    device: Mapping[str, int] | None = None
+    is_behind: bool = False
 
     @property
     def last_step(self) -> int:
@@ -163,6 +175,7 @@ def gather_range(
     columns = [_columns(note) for note in notes]
     collections = [note.gc_ns for note in notes if note.gc_ns is not None]
     calm = [row for row, note in zip(columns, notes, strict=True) if not note.disturbed]
+    timed = [note for note in notes if not note.disturbed and note.device is not None]
     return RankRange(
         number=number,
         first_step=notes[0].step if first_step is None else first_step,
@@ -176,6 +189,8 @@ def gather_range(
         waits_in_forward=waits_in_forward,
         gc_ns=sum(collections) if len(collections) == len(notes) else None,
         gc_longest_ns=max(collections, default=0),
+        device=_device_medians(timed) if timed else None,
+        is_behind=2 * sum(note.is_behind for note in timed) > len(timed),
     )
 
 
@@ -221,16 +236,20 @@ def _encode_row(row: RankRange) -> list[int]:
         | _THROTTLE * (row.is_throttled is not None)
         | _THROTTLED * bool(row.is_throttled)
         | _GC * (row.gc_ns is not None)
+        | _PASSED * (row.device is not None)
+        | _BEHIND * row.is_behind
     )
     head = [row.number, row.first_step, row.steps, row.measured, row.epoch, row.every, known]
     head += [_millionths(around.busy_ratio), _millionths(around.cpu_wait_ratio), _millionths(around.pressure_ratio)]
     head += [row.gc_ns or 0, row.gc_longest_ns]
     medians = [0] * len(PHASES) if row.medians is None else [row.medians[phase] for phase in PHASES]
-    return head + [row.sums[phase] for phase in PHASES] + medians
+    device = [0 if row.device is None else row.device[phase] for phase in DEVICE_PHASES]
+    return head + [row.sums[phase] for phase in PHASES] + medians + device
 
 
 def _decode_row(words: Sequence[int]) -> RankRange:
     number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure, gc_ns, longest = words[:_HEAD]
+    sums, medians, device = _HEAD, _HEAD + len(PHASES), _HEAD + 2 * len(PHASES)
     return RankRange(
         number=number,
         first_step=first_step,
@@ -238,8 +257,8 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         measured=measured,
         epoch=epoch,
         every=every,
-        sums=dict(zip(PHASES, words[_HEAD:], strict=False)),
-        medians=dict(zip(PHASES, words[_HEAD + len(PHASES) :], strict=True)) if known & _MEDIANS else None,
+        sums=dict(zip(PHASES, words[sums:medians], strict=True)),
+        medians=dict(zip(PHASES, words[medians:device], strict=True)) if known & _MEDIANS else None,
         on_device=bool(known & _DEVICE),
         waits_in_forward=bool(known & _FORWARD_WAITS),
         around=HostPressure(
@@ -250,6 +269,8 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         is_throttled=bool(known & _THROTTLED) if known & _THROTTLE else None,
         gc_ns=gc_ns if known & _GC else None,
         gc_longest_ns=longest,
+        device=dict(zip(DEVICE_PHASES, words[device:], strict=True)) if known & _PASSED else None,
+        is_behind=bool(known & _BEHIND),
     )
 
 
@@ -261,3 +282,15 @@ def _columns(note: StepNote) -> list[int]:
     phases = note.phases
     named = [phases.get(phase if phase != "tail" else "backward_tail", 0) for phase in PHASES[1:-1]]
     return [note.wall_ns, *named, max(0, note.wall_ns - sum(named))]
+
+
+def _device_medians(notes: Sequence[StepNote]) -> dict[str, int]:
+    columns = []
+    for note in notes:
+        passed = dict(note.device or {})
+        passed["tail"] = passed.pop("backward_tail", 0)
+        rest = passed.get("rest", 0)
+        passed["checkpoint"] = min(rest, note.phases.get("checkpoint", 0))
+        passed["rest"] = rest - passed["checkpoint"]
+        columns.append([passed.get(phase, 0) for phase in DEVICE_PHASES])
+    return dict(zip(DEVICE_PHASES, map(median, zip(*columns, strict=True)), strict=True))

@@ -20,6 +20,7 @@ is not computed: the job is run again without it, with the same draws.
     durations, links                     how long things take, drawn by seed and place
     lanes, engine, run                   the simulation and its result
     clocks, collectives, waits, traces   what a trace shows of it
+    timers                               what the running job's timers would see of it
     kineto                               the file that torch would have written of a trace
     truth, dependencies                  what faults cost, and what work had to wait for
     identifiability                      whom the traces can show to have a slow link

@@ -81,7 +81,10 @@ ratios = st.none() | st.integers(0, 4_000_000).map(lambda n: n / 1_000_000)
 rows = st.builds(
     lambda steps, number, around, throttled, waits: msgspec.structs.replace(
         gather_range(
-            [StepNote(7 + n, sum(p.values()) + rest, p, 3, bad, 2) for n, (p, rest, bad) in enumerate(steps)],
+            [
+                StepNote(7 + n, sum(p.values()) + rest, p, 3, bad, 2, device=p if bad != throttled else None)
+                for n, (p, rest, bad) in enumerate(steps)
+            ],
             number=number,
             first_step=7,
             steps=20,

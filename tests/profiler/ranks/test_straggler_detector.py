@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pacecar.profiler.ranks.cusum import THRESHOLD, Cusum
 from pacecar.profiler.ranks.exchange.phase_sums_message import PHASES, HostPressure, RankRange
 from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, StragglerDetector
-from tests.profiler.ranks.simulation import simulate
+from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
+from tests.kit.simulated_jobs.timers import ranges_of
+from tests.profiler.ranks.simulation import simulate as simulate_noise
 
 MS = 1_000_000
 NOW = 7
@@ -133,6 +137,43 @@ def test_on_a_device_host_timers_name_late_data_and_stay_silent_about_compute():
     assert [(f.late_rank, f.cause) for f in findings] == [(1, "data_wait")]
 
 
+SLOW = {
+    "compute": (Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), "compute"),
+    "backward": (Fault(FaultKind.SLOW_BACKWARD, (2,), 0.4), "compute"),
+    "throttled": (Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), "throttled"),
+    "data": (Fault(FaultKind.DATA_WAIT, (2,), 6e6), "data_wait"),
+    "checkpoint": (Fault(FaultKind.CHECKPOINT, (2,), 6e6), "checkpoint"),
+    "host": (Fault(FaultKind.SLOW_HOST, (2,), 6.0), "host_bound"),
+    "optimizer": (Fault(FaultKind.OPTIMIZER_HOST, (2,), 16e6), "optimizer_host"),
+    "hidden host": (Fault(FaultKind.SLOW_HOST, (2,), 0.5), None),
+    "healthy": (None, None),
+}
+"""A hidden fault costs nothing: the host still runs ahead of its device."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_on_a_simulated_device_the_late_rank_is_named_with_its_cause_in_twenty_steps_and_no_other(name):
+    fault, cause = SLOW[name]
+    steps, onset = 72, 42
+    faults = () if fault is None else (replace(fault, steps=tuple(range(onset, steps + 1))),)
+    run = simulate(Job(Layout(data=4), model=Model(layers=2), noise=LOUD, faults=faults, steps=steps, seed=5))
+    detector, found = StragglerDetector("j", 4), []
+    for rows in ranges_of(run, throttled=(2,) if name == "throttled" else ()):
+        found += [(f.late_rank, f.cause, rows[0].last_step) for f in detector.judge(rows, NOW)]
+    assert [one[:2] for one in found] == ([] if cause is None else [(2, cause)])
+    assert all(step - onset < 20 for *_, step in found)
+
+
+@pytest.mark.slow
+def test_devices_that_are_all_throttled_make_no_rank_late_for_it():
+    slow = Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4, tuple(range(30, 49)))
+    job = Job(Layout(data=4), model=Model(layers=2), faults=(slow,), steps=48)
+    detector = StragglerDetector("j", 4)
+    found = [f for rows in ranges_of(simulate(job), throttled=(0, 1, 2, 3)) for f in detector.judge(rows, NOW)]
+    assert [(f.late_rank, f.cause) for f in found] == [(2, "compute")]
+
+
 def link(ranges, *, start=0, tail=5, diagnosis=None, **more):
     """Tell ranges in which all wait `tail` ms and rank 2 has `more`; return the diagnosis and what it found."""
     diagnosis, findings = diagnosis or StragglerDetector("j", 4), []
@@ -227,7 +268,7 @@ def test_noise_alone_names_somebody_in_few_of_a_hundred_runs_of_five_hundred_ste
 
     If one run in a hundred names somebody, more than 2 of 60 do so in 2 % of all draws; if one in ten, in 95 %.
     """
-    assert sum(bool(simulate(seed, steps=500)) for seed in range(runs)) <= named_max
+    assert sum(bool(simulate_noise(seed, steps=500)) for seed in range(runs)) <= named_max
 
 
 @pytest.mark.slow
@@ -237,7 +278,7 @@ def test_in_the_same_noise_a_rank_that_doubles_its_step_is_nearly_always_named_i
     missed = 0
     for seed in range(40):
         onset = 80 + seed % 4
-        heard = simulate(seed, steps=140, slow=(onset, 2, phase, 30))
+        heard = simulate_noise(seed, steps=140, slow=(onset, 2, phase, 30))
         mine = [step - onset + 1 for step, f in heard if f.late_rank == 2 and step >= onset and not f.ended]
         missed += not mine or mine[0] > 18
     assert missed <= 3
@@ -247,7 +288,7 @@ def test_in_the_same_noise_a_rank_that_doubles_its_step_is_nearly_always_named_i
 def test_in_the_same_noise_a_slow_link_is_found_with_its_rank():
     late = missed = 0
     for seed in range(40):
-        heard = simulate(seed, steps=140, slow=(81, None, "link", 40), busy=3)
+        heard = simulate_noise(seed, steps=140, slow=(81, None, "link", 40), busy=3)
         found = [(step, f.late_rank) for step, f in heard if f.cause == "link"]
         missed += not found
         late += not found or found[0][0] - 81 >= 18
