@@ -29,6 +29,7 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, Knobs, StepRecord
 
+from ..ranks.data_parallel import find_ddp, is_one_group, meets_inside
 from ..timing.failure_guard import FailureGuard
 from ..timing.garbage_collections import GarbageCollections
 from ..timing.overhead_budget import OverheadBudget
@@ -174,6 +175,9 @@ class Hook:
         self._boundary_handle: RemovableHandle | AnyStepHandle | None = None
         self._any_step: AnyStepHandle | None = None
         self._succession = OptimizerSuccession(model, optimizer)
+        self._meets_inside, self._meets_others = meets_inside(model), not is_one_group(model, hello.world_size)
+        self.is_ddp = find_ddp(model) is not None
+        """Whether gradients are reduced by DDP, whose waits the timers see."""
         self._optimizer = self._succession.present
         self._is_started = self._is_closed = False
 
@@ -229,10 +233,21 @@ class Hook:
         """Return whether the first exact window is due: it is affordable, or has no price yet."""
         return self._config.windows and self.windows.is_installed and self._window_schedule.awaits_first_window()
 
-    def waits_in_forward(self) -> bool:
-        """Return whether windows under the current settings saw this rank wait for others in its forward."""
+    def meeting_phases(self) -> frozenset[str]:
+        """Return which of forward, backward and rest may contain waits for other ranks, beside DDP's in the tail.
+
+        Forward and backward where parameters are sharded, as a rank waits there only if another is late; else those in
+        which windows under the current settings saw it.  Rest where a part of the ranks shares the model: in pipelines
+        ranks wait for their neighbours between forward and backward.
+        """
+        found = {"rest"} if self._meets_others else set()
         calibration = self._calibrations.find(self.knobs)
-        return calibration is not None and calibration.waits_in_forward
+        if self._meets_inside:
+            found |= {"forward", "backward"}
+        elif calibration is not None:
+            # DDP's all-reduces run beside its backward, and are waited for at its end.
+            found |= calibration.meeting_phases - ({"backward"} if self.is_ddp else frozenset())
+        return frozenset(found)
 
     @property
     def phase(self) -> str:

@@ -7,6 +7,7 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
 
     exchange                            the messages between ranks
     data_parallel                       how many ranks DDP or FSDP2 spreads the model over, and where in it
+    collective_waits                    waits in collectives, by samples of the training thread's stack
     host_pressure                       waits, as the kernel counts them
     straggler_detector                  which rank is late, and why
     link_diagnosis                      whether a rank's link is slow

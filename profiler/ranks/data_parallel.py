@@ -32,6 +32,8 @@ __all__ = [
     "fsdp_groups",
     "is_fsdp",
     "is_fsdp1",
+    "is_one_group",
+    "meets_inside",
     "parallel_of",
     "spans_all_ranks",
     "tensor_parallel_ranks",
@@ -201,6 +203,21 @@ def spans_all_ranks(fsdp: nn.Module) -> bool:
     """Return whether an FSDP2 module's parameters are divided among all ranks of the job."""
     meshes = [mesh for mesh in map(_mesh, fsdp.parameters()) if mesh is not None]
     return bool(meshes) and all(mesh.size() == dist.get_world_size() for mesh in meshes)
+
+
+def meets_inside(model: nn.Module) -> bool:
+    """Return whether ranks wait for each other inside the forward and backward of `model`: its parameters are sharded.
+
+    By FSDP, or as DTensors (tensor parallelism).
+    """
+    modules = [module for top in (model, *wrappers_in(model)) for module in top.modules()]
+    is_sharded = any(is_fsdp(module) or is_fsdp1(module) for module in modules)
+    return is_sharded or any(_mesh(parameter) is not None for parameter in model.parameters())
+
+
+def is_one_group(model: nn.Module, world_size: int) -> bool:
+    """Return whether all `world_size` ranks share `model`, as replicas or shards: no other ranks are waited for."""
+    return world_size in (math.prod(parallel_of(model).values()), tensor_parallel_ranks(model))
 
 
 def tensor_parallel_ranks(model: nn.Module) -> int:

@@ -40,6 +40,7 @@ from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.rendezvous import RendezvousError
 from ..transport.side_group import failure, is_lost
+from .collective_waits import CollectiveWaits
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
 from .exchange.gloo_transport import GlooTransport, Meeting
@@ -146,6 +147,8 @@ class RankMonitor:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._training = (0, 0)
+        self._is_on_device = hello.device.startswith("cuda")
+        self._collective_waits = CollectiveWaits(0, lambda: watched.phase, self._clock.monotonic_ns)
         self._is_unseen = False
         self._alive_ns: int | None = None
         self._hang_watch: HangWatch | None = None
@@ -164,6 +167,9 @@ class RankMonitor:
     def start(self) -> None:
         """Start the thread; returns at once, as the ranks rendezvous on that thread."""
         self._training = (threading.get_ident(), threading.get_native_id())
+        self._collective_waits = CollectiveWaits(
+            self._training[0], lambda: self._watched.phase, self._clock.monotonic_ns
+        )
         if self._transport is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
             self._transport = GlooTransport(self._hello.rank, self._hello.world_size)
         self._name = f"crew/{next(_monitors)}"
@@ -195,7 +201,7 @@ class RankMonitor:
     def _run(self) -> None:
         try:
             self._open()
-            while self._watched.is_alive and not self._closing.wait(self._tick_seconds()):
+            while self._watched.is_alive and not self._rest(self._tick_seconds()):
                 self._run_once()
             self._run_once()
             self._receive_last()
@@ -209,6 +215,25 @@ class RankMonitor:
                 self._transport.close()
             if self._hang_watch is not None:
                 self._hang_watch.close()
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait, and sample the training thread's waits in collectives meanwhile; return whether the monitor closes."""
+        if not self._samples_waits():
+            return self._closing.wait(seconds)
+        end_ns, begun_ns = self._clock.monotonic_ns() + round(seconds * 1e9), time.thread_time_ns()
+        is_closing = False
+        while not is_closing and seconds > 0.0:
+            is_closing = self._closing.wait(min(seconds, self._collective_waits.pause_seconds() * self._rarity))
+            self._collective_waits.sample()
+            seconds = (end_ns - self._clock.monotonic_ns()) / 1e9
+        self._charge(time.thread_time_ns() - begun_ns)
+        return is_closing
+
+    def _samples_waits(self) -> bool:
+        """Return whether ranks may wait for each other where timers do not show it."""
+        if self._gathers is None or self._is_on_device:
+            return False
+        return bool(not self._watched.is_ddp or self._watched.meeting_phases())
 
     def _receive_last(self) -> None:
         """Receive the gather that all ranks post when they close, if they close together.
@@ -334,8 +359,11 @@ class RankMonitor:
         spent = time.thread_time_ns() - begun
         if self._hang_watch is not None:
             spent += self._hang_watch.take_cost()
-        self.cpu_ns += spent
-        self._watched.budget.charge(spent)
+        self._charge(spent)
+
+    def _charge(self, spent_ns: int) -> None:
+        self.cpu_ns += spent_ns
+        self._watched.budget.charge(spent_ns)
 
     def _has_news(self) -> bool:
         """Return whether to make records of finished steps now; one by one costs three times as much as in bulk."""
@@ -372,6 +400,7 @@ class RankMonitor:
                 self._host_pressure.latest(),
                 totals=totals_of(self._newest),
                 is_throttled=self._throttled(),
+                waited=self._collective_waits.ratios() if self._samples_waits() else None,
                 leaves=leaves,
             )
 
@@ -392,8 +421,8 @@ class RankMonitor:
             steps=cut.steps,
             epoch=cut.latest.epoch,
             every=cut.latest.every,
-            on_device=self._hello.device.startswith("cuda"),
-            waits_in_forward=self._watched.waits_in_forward(),
+            on_device=self._is_on_device,
+            meets_in=self._watched.meeting_phases(),
         )
 
     # --- hangs --------------------------------------------------------------------------------------

@@ -12,9 +12,12 @@ differences between the ranks of this job, not counting waits for a processor.  
 and chance rarely makes a rank late: `cusum.EXCEEDS_QUIET` is the rate that the test is designed for.  A CUSUM
 (`cusum`) adds up the evidence over ranges, and the same test in the opposite direction decides when lateness ends.
 
-Where windows saw communication in the forward (SyncBatchNorm, sharded parameters, pipelines), a rank may wait there.
-Then the forward counts as waiting, like the tail.  Compute and waiting in such a forward cannot be told apart, so slow
-compute in it is not reported, and no other rank is blamed for it.
+Where ranks meet in the forward or backward (sharded parameters, tensor parallelism; SyncBatchNorm, if windows saw it)
+or between them (pipelines), a rank may wait there.  Then that phase counts as waiting, like the tail: timers do not
+tell compute and waiting in it apart, and no rank is blamed for what may be either.  On a CPU job samples of the
+training thread's stack do (`collective_waits`).  If the timers show nothing, ranges are judged once more with the
+sampled waits taken out of forward, backward and rest.  Each such range rests on samples of several seconds, so the
+evidence must last SAMPLED_SECONDS.
 
 On a device job the same holds for the phases as the device passed them: its kernels, idle time where its host is late,
 and the wait for the last all-reduces.  A device that idles inside a phase looks like one that computes, so compute is
@@ -66,6 +69,9 @@ STARVED_WEIGHT = 0.5
 STARVED_SECONDS = 5.0
 """Other programs occasionally take a rank's processor for seconds.  So this evidence must last STARVED_SECONDS, and
 twice as many ranges as any other."""
+
+SAMPLED_SECONDS = 12.0
+"""One and a half times the memory of the samples (`collective_waits.SECONDS`)."""
 
 _PARTS: Mapping[Cause, tuple[str, ...]] = {
     Cause.COMPUTE: ("forward", "backward"),
@@ -128,8 +134,8 @@ class StragglerDetector:
 
     def __init__(self, job: str, world_size: int) -> None:
         self._job = job
-        self._noise: deque[int] = deque(maxlen=HISTORY * world_size)
-        self._held_back: list[list[int]] = [[] for _ in range(world_size)]
+        self._noise = _Noise(world_size)
+        self._sampled_noise = _Noise(world_size)
         self._link = LinkDiagnosis(world_size)
         self._collections = CollectionDiagnosis()
         self._suspects: dict[tuple[int, Cause], _Suspect] = {}
@@ -149,16 +155,10 @@ class StragglerDetector:
             self._link.forget()
             self._epoch = rows[0].epoch
         self._ranges += 1
-        wall = median([m["wall"] for m in medians])
-        bound = max(
-            ABSOLUTE_NS, round(RELATIVE * wall), round(NOISE_FACTOR * (upper(self._noise, NOISE_QUANTILE) or 0))
-        )
-        late: dict[tuple[int, Cause], _Lateness] = {}
-        for rank in range(len(rows)):
-            found = _lateness(one_range, rank, bound)
-            if found is not None:
-                tested, late_now = found
-                late[rank, tested] = late_now
+        late = _late(one_range, self._noise)
+        sampled = one_range.sampled()
+        if sampled is not None and not late:
+            late = _late(sampled, self._sampled_noise)
         collecting = self._collections.judge(rows, one_range.waits[0], _own(one_range.waits[0]))
         if collecting is not None:
             late[collecting.rank, Cause.GC] = _of_collections(collecting)
@@ -168,7 +168,10 @@ class StragglerDetector:
         changed = self._update(late, rows[0].first_step, rows[0].last_step, wall_ns)
         if not any(cause is Cause.LINK for _, cause in self._suspects):
             self._link.learn()
-        self._learn(one_range.differences())
+        open_cases = {rank: suspect for (rank, cause), suspect in self._suspects.items() if cause is not Cause.LINK}
+        self._noise.learn(one_range.differences(), open_cases)
+        if sampled is not None:
+            self._sampled_noise.learn(sampled.differences(), open_cases)
         return changed
 
     def _update(
@@ -205,17 +208,29 @@ class StragglerDetector:
                 del self._suspects[rank, cause]
         return changed
 
-    def _learn(self, differences: Sequence[int]) -> None:
-        """Add to the noise how much ranks exceed each other while no rank is late.
+
+class _Noise:
+    """How much the ranks exceed each other while none is late."""
+
+    def __init__(self, world_size: int) -> None:
+        self._values: deque[int] = deque(maxlen=HISTORY * world_size)
+        self._held_back: list[list[int]] = [[] for _ in range(world_size)]
+
+    def bound(self, wall_ns: int) -> int:
+        """Return the excess in steps of `wall_ns` that chance rarely reaches and that matters."""
+        noise = upper(self._values, NOISE_QUANTILE) or 0
+        return max(ABSOLUTE_NS, round(RELATIVE * wall_ns), round(NOISE_FACTOR * noise))
+
+    def learn(self, differences: Sequence[int], open_cases: Mapping[int, _Suspect]) -> None:
+        """Add the `differences` of one range, by rank.
 
         The values of a suspected rank are held back: they are noise if it is cleared, and dropped if it is named.
         """
-        open_cases = {rank: suspect for (rank, cause), suspect in self._suspects.items() if cause is not Cause.LINK}
         for rank, difference in enumerate(differences):
             held_back = self._held_back[rank]
             held_back.append(max(0, difference))
             if rank not in open_cases:
-                self._noise.extend(held_back)
+                self._values.extend(held_back)
             if rank not in open_cases or open_cases[rank].named is not None:
                 held_back.clear()
 
@@ -229,9 +244,13 @@ class _Range:
         host: Sequence[Mapping[str, int]],
         medians: Sequence[Mapping[str, int]],
         parts: Mapping[Cause, tuple[str, ...]],
+        *,
+        is_sampled: bool = False,
     ) -> None:
         self.rows = rows
-        self.waits = _waits(rows)
+        self.is_sampled = is_sampled
+        """Whether waits are samples of the last seconds, and in no phase but the tail."""
+        self.waits = [("tail",)] if is_sampled else _waits(rows)
         self.medians = medians
         """By phase, on the device if that is known of all ranks, else on the host."""
         self.parts = parts
@@ -255,6 +274,18 @@ class _Range:
         medians = [unmarked | {"wall": one["wall"], **device} for one, device in zip(host, passed, strict=True)]
         return cls(rows, host, medians, _DEVICE_TIMED)
 
+    def sampled(self) -> _Range | None:
+        """Return the same range with sampled waits in the tail; None if a rank has too few samples."""
+        waited = [row.waited for row in self.rows if row.waited is not None]
+        if len(waited) < len(self.rows) or self.parts is not _PARTS:
+            return None
+        medians = []
+        for host, ratios in zip(self._host, waited, strict=True):
+            waits = {phase: min(host[phase], round(ratio * host["wall"])) for phase, ratio in ratios.items()}
+            own = {phase: host[phase] - wait for phase, wait in waits.items()}
+            medians.append({**host, **own, "tail": host["tail"] + sum(waits.values())})
+        return _Range(self.rows, self._host, medians, _PARTS, is_sampled=True)
+
     @property
     def sees_waits(self) -> bool:
         """Whether a rank's own time and its waits are known, not only some phases."""
@@ -267,15 +298,21 @@ class _Range:
             found = self._excesses[phases] = excesses([sum(map(m.__getitem__, phases)) for m in self.medians])
         return found
 
+    def seconds(self, rank: int) -> float:
+        """Return how long the range took `rank`."""
+        return self.medians[rank]["wall"] * self.rows[rank].steps / 1e9
+
     def late_host(self, rank: int, phase: str, excess: int) -> Cause | None:
         """Return the cause if the host of `rank` is late in launching the work of `phase`; None if it is not."""
         if self.parts is not _DEVICE_TIMED or self.rows[rank].is_behind:
             return None
-        phases = ("optimizer",) if phase == "optimizer" else ("forward", "backward")
-        host = excesses([sum(map(m.__getitem__, phases)) for m in self._host])[rank]
-        if host < AGREEMENT * excess:
+        passes, optimizer = (
+            excesses([sum(map(m.__getitem__, phases)) for m in self._host])[rank]
+            for phases in (("forward", "backward"), ("optimizer",))
+        )
+        if (optimizer if phase == "optimizer" else passes) < AGREEMENT * excess:
             return None
-        return Cause.OPTIMIZER_HOST if phase == "optimizer" else Cause.HOST_BOUND
+        return Cause.OPTIMIZER_HOST if optimizer > passes else Cause.HOST_BOUND
 
     def cpu_waits(self) -> list[int] | None:
         """Return how much longer per step each rank waited for a processor; None if a rank cannot tell."""
@@ -302,6 +339,13 @@ class _Range:
         return own if waits is None else [excess - max(0, wait) for excess, wait in zip(own, waits, strict=True)]
 
 
+def _late(one_range: _Range, noise: _Noise) -> dict[tuple[int, Cause], _Lateness]:
+    """Return how each rank was late, by rank and the cause that is tested."""
+    bound = noise.bound(median([m["wall"] for m in one_range.medians]))
+    found = ((rank, _lateness(one_range, rank, bound)) for rank in range(len(one_range.rows)))
+    return {(rank, late[0]): late[1] for rank, late in found if late is not None}
+
+
 def _own(waits: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(phase for phase in _OWN if phase not in waits)
 
@@ -325,7 +369,9 @@ def _lateness(one_range: _Range, rank: int, bound: int) -> tuple[Cause, _Latenes
         if not one_range.sees_waits:
             excess = by_cause[cause]
         if excess > bound and by_cause[cause] > bound / 2:
-            phase = max(parts[cause], key=lambda name: one_range.excesses((name,))[rank])
+            phase = max(
+                (phase for phase in parts[cause] if phase in own), key=lambda name: one_range.excesses((name,))[rank]
+            )
             if one_range.collections()[rank] >= AGREEMENT * excess:
                 return None  # one range does not tell a collector that holds others up: see `collection_diagnosis`
             return cause, _describe(one_range, rank, cause, phase, excess, bound)
@@ -337,9 +383,9 @@ def _waits(rows: Sequence[RankRange]) -> list[tuple[str, ...]]:
 
     `rest` may be the rank's own work or a wait of the script's own (a barrier, a loss summed over ranks).
     """
-    if any(row.waits_in_forward for row in rows):
-        return [("tail", "forward"), ("tail", "forward", "rest")]
-    return [("tail",), ("tail", "rest")]
+    meets_in = frozenset().union(*(row.meets_in for row in rows))
+    waits = ("tail", *sorted(meets_in))
+    return [waits] if "rest" in meets_in else [waits, (*waits, "rest")]
 
 
 def _describe(one_range: _Range, rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Lateness:
@@ -354,11 +400,13 @@ def _describe(one_range: _Range, rank: int, cause: Cause, phase: str, excess: in
     if waited is None or waited < CPU_WAIT_SHARE * excess:
         late_host = one_range.late_host(rank, phase, excess) if cause is Cause.COMPUTE else None
         if late_host is not None:
-            return _Lateness(
-                late_host, phase, excess, text + "; its host launches that much later, and the device waits"
-            )
+            text += "; its host launches that much later, and the device waits"
+            return _Lateness(late_host, phase, excess, text)
+        if one_range.is_sampled:
+            text += ", less the sampled waits in collectives"
+            return _Lateness(cause, phase, excess, text, weight=min(1.0, 3 * one_range.seconds(rank) / SAMPLED_SECONDS))
         return _Lateness(cause, phase, excess, text)
-    seconds = (row.medians or {})["wall"] * row.steps / 1e9
+    seconds = one_range.seconds(rank)
     text += f"; it waited {_ms(waited)} a step longer for a processor"
     return _Lateness(Cause.HOST_BOUND, phase, excess, text, weight=min(STARVED_WEIGHT, 3 * seconds / STARVED_SECONDS))
 

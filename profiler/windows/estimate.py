@@ -53,8 +53,8 @@ WINDOWS_MAX = 5
 """A setting's mix is the median of this many windows.  Replayed on the demo's windows (docs/ledger.md), five have a
 median error a sixth lower than one window, a third lower at the 90th percentile; eight are no better than five."""
 
-FORWARD_WAITS_RATIO = 0.1
-"""A forward with at least this ratio of exposed communication may contain a wait for a rank; BatchNorm takes less."""
+MEETING_RATIO = 0.1
+"""A phase with at least this ratio of exposed communication may contain a wait for a rank; BatchNorm takes less."""
 
 CHANGE_RATIO = 0.1
 """The error that indicates a change of the job: twice the error that an estimate should stay below."""
@@ -146,10 +146,11 @@ class Calibration:
         return 1 + len(self.earlier)
 
     @property
-    def waits_in_forward(self) -> bool:
-        """Whether windows had so much exposed communication in forward that the rank may wait for others there."""
-        ratio = self.exposed_ratio("forward")
-        return ratio is not None and ratio >= FORWARD_WAITS_RATIO
+    def meeting_phases(self) -> frozenset[str]:
+        """Which of forward and backward had so much exposed communication that the rank may wait for others there."""
+        measured = self if self.on_device is None else self.on_device
+        ratios = {phase: measured.exposed_ratio(phase) for phase in ("forward", "backward")}
+        return frozenset(phase for phase, ratio in ratios.items() if ratio is not None and ratio >= MEETING_RATIO)
 
     def exposed_ratio(self, phase: str) -> float | None:
         """Return the ratio of exposed communication in `phase` (0..1); None if no window has the phase."""

@@ -135,8 +135,10 @@ class Training:
     def flush_in_background(self, after_seconds):
         pass
 
-    def waits_in_forward(self):
-        return False
+    is_ddp = True
+
+    def meeting_phases(self):
+        return frozenset()
 
 
 class Record:

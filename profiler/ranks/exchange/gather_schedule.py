@@ -19,7 +19,7 @@ Pure except for the transport, which is passed in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -182,14 +182,15 @@ class GatherSchedule:
         *,
         totals: LedgerTotals | None = None,
         is_throttled: bool | None = None,
+        waited: Mapping[str, float] | None = None,
         leaves: bool = False,
     ) -> None:
         """Send the queued rows; `leaves`: this is the rank's last message.  No gather may be under way.
 
-        `around` and `is_throttled` describe the time since the last message, and so apply to all rows in this one.
+        `around`, `is_throttled` and `waited` describe the time up to now, and so apply to all rows in this message.
         """
         rows = [
-            msgspec.structs.replace(self._pending.popleft(), around=around, is_throttled=is_throttled)
+            msgspec.structs.replace(self._pending.popleft(), around=around, is_throttled=is_throttled, waited=waited)
             for _ in range(min(ROWS_MAX, len(self._pending)))
         ]
         self._sent += len(rows)

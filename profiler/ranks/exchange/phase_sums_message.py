@@ -9,7 +9,7 @@ steps that a profiled window disturbed on this rank.
     wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + stopped + rest, of each step
 
 `tail` is the wait after autograd is done, for the last all-reduces: the one phase in which a rank waits for others.
-Everything else is the rank's own time, unless windows saw communication in its forward (`waits_in_forward`).  On a
+Everything else is the rank's own time, unless ranks meet in its forward, backward or rest (`meets_in`).  On a
 device job (`on_device`) the host launches and goes on, so its phases show neither.  There the row also has the medians
 of the phases as the device passed them (`device`): its kernels, its wait for the last all-reduces, and its idle time
 where the host is late.
@@ -32,6 +32,7 @@ __all__ = [
     "MESSAGE_WORDS",
     "PHASES",
     "ROWS_MAX",
+    "SAMPLED_PHASES",
     "VERSION",
     "HostPressure",
     "Message",
@@ -54,12 +55,15 @@ VERSION = 7
 ROWS_MAX = 16
 """The most ranges in one message."""
 
+SAMPLED_PHASES = ("forward", "backward", "rest")
+"""The phases in which waits are sampled."""
+
 _HEAD = 12
-_ROW_WORDS = _HEAD + 2 * len(PHASES) + len(DEVICE_PHASES)
+_ROW_WORDS = _HEAD + 2 * len(PHASES) + len(DEVICE_PHASES) + len(SAMPLED_PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Number of 64-bit words in a message: 5136 bytes a rank."""
+"""Number of 64-bit words in a message: 5520 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios are encoded in millionths."""
@@ -69,6 +73,8 @@ _PARTS = 1_000_000
 _DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS, _GC, _PASSED, _BEHIND = (
     1 << bit for bit in range(11)
 )
+_BACKWARD_WAITS, _REST_WAITS, _WAITED = (1 << bit for bit in range(11, 14))
+_MEETINGS = {"forward": _FORWARD_WAITS, "backward": _BACKWARD_WAITS, "rest": _REST_WAITS}
 
 
 class RangeMessageError(ValueError):
@@ -118,7 +124,9 @@ class RankRange(msgspec.Struct, frozen=True):
     throttles its clocks; None where that is unknown.  `gc_ns` is what garbage collection took of the measured steps,
     None where it is not timed, and `gc_longest_ns` the most of one of them.  `device` are the medians of the phases on
     the device, over the undisturbed steps that have them; None if there are none.  `is_behind`: in most of these the
-    device was more than a step behind, so it did not wait for its host.
+    device was more than a step behind, so it did not wait for its host.  `meets_in`: which of SAMPLED_PHASES may
+    contain waits for other ranks.  `waited` are the waits in SAMPLED_PHASES as ratios of the wall time, by samples of
+    the last seconds (`collective_waits`); None without enough of them.
     """
 
     number: int
@@ -130,13 +138,14 @@ class RankRange(msgspec.Struct, frozen=True):
     sums: Mapping[str, int]
     medians: Mapping[str, int] | None
     on_device: bool = False
-    waits_in_forward: bool = False
+    meets_in: frozenset[str] = frozenset()
     around: HostPressure = _UNKNOWN
     is_throttled: bool | None = None
     gc_ns: int | None = None
     gc_longest_ns: int = 0
     device: Mapping[str, int] | None = None
     is_behind: bool = False
+    waited: Mapping[str, float] | None = None
 
     @property
     def last_step(self) -> int:
@@ -166,7 +175,7 @@ def gather_range(
     epoch: int = 0,
     every: int = 1,
     on_device: bool = False,
-    waits_in_forward: bool = False,
+    meets_in: frozenset[str] = frozenset(),
 ) -> RankRange:
     """Return the row of the measured steps `notes` of a range.
 
@@ -186,7 +195,7 @@ def gather_range(
         sums=dict(zip(PHASES, map(sum, zip(*columns, strict=True)) if notes else [0] * len(PHASES), strict=True)),
         medians=dict(zip(PHASES, map(median, zip(*calm, strict=True)), strict=True)) if calm else None,
         on_device=on_device,
-        waits_in_forward=waits_in_forward,
+        meets_in=meets_in,
         gc_ns=sum(collections) if len(collections) == len(notes) else None,
         gc_longest_ns=max(collections, default=0),
         device=_device_medians(timed) if timed else None,
@@ -228,7 +237,7 @@ def _encode_row(row: RankRange) -> list[int]:
     around = row.around
     known = (
         _DEVICE * row.on_device
-        | _FORWARD_WAITS * row.waits_in_forward
+        | sum(_MEETINGS[phase] for phase in row.meets_in)
         | _MEDIANS * (row.medians is not None)
         | _BUSY * (around.busy_ratio is not None)
         | _CPU_WAIT * (around.cpu_wait_ratio is not None)
@@ -238,18 +247,22 @@ def _encode_row(row: RankRange) -> list[int]:
         | _GC * (row.gc_ns is not None)
         | _PASSED * (row.device is not None)
         | _BEHIND * row.is_behind
+        | _WAITED * (row.waited is not None)
     )
     head = [row.number, row.first_step, row.steps, row.measured, row.epoch, row.every, known]
     head += [_millionths(around.busy_ratio), _millionths(around.cpu_wait_ratio), _millionths(around.pressure_ratio)]
     head += [row.gc_ns or 0, row.gc_longest_ns]
     medians = [0] * len(PHASES) if row.medians is None else [row.medians[phase] for phase in PHASES]
     device = [0 if row.device is None else row.device[phase] for phase in DEVICE_PHASES]
-    return head + [row.sums[phase] for phase in PHASES] + medians + device
+    waited = [_millionths(None if row.waited is None else row.waited[phase]) for phase in SAMPLED_PHASES]
+    return head + [row.sums[phase] for phase in PHASES] + medians + device + waited
 
 
 def _decode_row(words: Sequence[int]) -> RankRange:
     number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure, gc_ns, longest = words[:_HEAD]
     sums, medians, device = _HEAD, _HEAD + len(PHASES), _HEAD + 2 * len(PHASES)
+    waited = device + len(DEVICE_PHASES)
+    waits = [word / _PARTS for word in words[waited:]]
     return RankRange(
         number=number,
         first_step=first_step,
@@ -260,7 +273,7 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         sums=dict(zip(PHASES, words[sums:medians], strict=True)),
         medians=dict(zip(PHASES, words[medians:device], strict=True)) if known & _MEDIANS else None,
         on_device=bool(known & _DEVICE),
-        waits_in_forward=bool(known & _FORWARD_WAITS),
+        meets_in=frozenset(phase for phase, bit in _MEETINGS.items() if known & bit),
         around=HostPressure(
             busy_ratio=busy / _PARTS if known & _BUSY else None,
             cpu_wait_ratio=cpu_wait / _PARTS if known & _CPU_WAIT else None,
@@ -269,8 +282,9 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         is_throttled=bool(known & _THROTTLED) if known & _THROTTLE else None,
         gc_ns=gc_ns if known & _GC else None,
         gc_longest_ns=longest,
-        device=dict(zip(DEVICE_PHASES, words[device:], strict=True)) if known & _PASSED else None,
+        device=dict(zip(DEVICE_PHASES, words[device:waited], strict=True)) if known & _PASSED else None,
         is_behind=bool(known & _BEHIND),
+        waited=dict(zip(SAMPLED_PHASES, waits, strict=True)) if known & _WAITED else None,
     )
 
 

@@ -155,10 +155,14 @@ def _note(run: Run, rank: int, step: int, raw: RawStep) -> StepNote:
 def ranges_of(run: Run, *, throttled: tuple[int, ...] = (), period: int = 4) -> Iterator[list[RankRange]]:
     """Yield the rows of all ranks as rank 0 gets them, range by range; `throttled` devices hold their clocks down."""
     notes = [notes_of(run, rank) for rank in range(run.job.layout.ranks)]
+    layout = run.job.layout
+    is_sharded = layout.tensor > 1 or (layout.is_sharded and layout.data > 1)
+    # As the hook knows by the parameters, and by the ranks of their groups.
+    meets_in = frozenset(("forward", "backward") if is_sharded else ()) | ({"rest"} if layout.pipeline > 1 else set())
     for first in range(0, len(notes[0]) - period + 1, period):
         rows = [
             structs.replace(
-                gather_range(mine[first : first + period], number=first // period, on_device=True),
+                gather_range(mine[first : first + period], number=first // period, on_device=True, meets_in=meets_in),
                 around=HostPressure(0.0, 0.0, 0.0),
                 is_throttled=rank in throttled,
             )

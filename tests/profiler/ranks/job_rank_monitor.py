@@ -283,7 +283,7 @@ def main() -> None:
     summary = {
         "type": "summary", "off": crew.off_because, "cpu_ratio": crew.cpu_ns / 1e9 / took,
         "gathers": crew.gathers, "step_ms": 1000 * took / part.step, "closed": True, "is_alive": was_alive,
-        "forward_waits": hook.waits_in_forward(),
+        "meets_in": sorted(hook.meeting_phases()),
         "acts": play.acts, "steps": part.step, "arrivals": extra.arrivals,
     }  # fmt: skip
     sys.stdout.write(json.dumps(summary) + "\n")

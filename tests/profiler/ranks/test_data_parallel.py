@@ -12,7 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pacecar.profiler.ranks.data_parallel import ENTRIES_MAX, find_ddp, find_fsdp, parallel_of, uncompiled, wrappers_in
+from pacecar.profiler.ranks.data_parallel import (
+    ENTRIES_MAX,
+    find_ddp,
+    find_fsdp,
+    is_one_group,
+    meets_inside,
+    parallel_of,
+    uncompiled,
+    wrappers_in,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +99,15 @@ def test_fsdp2_is_found_by_its_outermost_module_and_its_mesh_says_over_how_many_
     assert find_fsdp(nn.Sequential(Sharded(nn.Linear(2, 2)), Sharded(nn.Linear(2, 2)))) is None
     assert parallel_of(Task(model=whole)) == {"data": 2}
     assert parallel_of(nn.Linear(2, 2)) == {}
+    assert meets_inside(Task(model=whole))
+    assert meets_inside(Task(trainer=SimpleNamespace(model=whole)))
+    assert not meets_inside(DistributedDataParallel(nn.Linear(2, 2)))
+
+
+def test_a_stage_of_a_pipeline_is_not_shared_by_all_ranks() -> None:
+    ddp, stage = DistributedDataParallel(nn.Linear(2, 2)), nn.Linear(2, 2)
+    assert [is_one_group(model, 1) for model in (ddp, stage)] == [True, True]
+    assert [is_one_group(model, 4) for model in (ddp, stage)] == [False, False]
 
 
 class Items(list[Any]):

@@ -88,7 +88,7 @@ rows = st.builds(
             number=number,
             first_step=7,
             steps=20,
-            waits_in_forward=waits,
+            meets_in=frozenset(waits),
         ),
         around=around,
         is_throttled=throttled,
@@ -97,7 +97,7 @@ rows = st.builds(
     st.integers(0, 10**6),
     st.builds(HostPressure, ratios, ratios, ratios),
     st.none() | st.booleans(),
-    st.booleans(),
+    st.sets(st.sampled_from(["forward", "backward", "rest"])),
 )
 
 
@@ -583,8 +583,10 @@ class Training:
     def flush_in_background(self, after_seconds):
         self.looks += 1
 
-    def waits_in_forward(self):
-        return False
+    is_ddp = True
+
+    def meeting_phases(self):
+        return frozenset()
 
 
 class Echo:

@@ -93,7 +93,7 @@ def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compu
     acts = [{"rank": 1, "how": "data"}, {"rank": 2, "how": "compute", "steps": 24}]
     heard = run_job(tmp_path, acts, meets=True, overhead_budget=AMPLE)
     check_names(heard)
-    assert all(rank[-1]["forward_waits"] for rank in heard), "windows saw it"
+    assert all("forward" in rank[-1]["meets_in"] for rank in heard), "windows saw it"
     assert (1, "data_wait") in [(row["late_rank"], row["cause"]) for row in named(heard)]
     assert all(row["cause"] == "compute" for row in named(heard) if row["late_rank"] == 2)
 

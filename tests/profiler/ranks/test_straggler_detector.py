@@ -8,7 +8,7 @@ import pytest
 
 from pacecar.profiler.ranks.cusum import THRESHOLD, Cusum
 from pacecar.profiler.ranks.exchange.phase_sums_message import PHASES, HostPressure, RankRange
-from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, StragglerDetector
+from pacecar.profiler.ranks.straggler_detector import SAMPLED_SECONDS, WARMUP_RANGES, StragglerDetector
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
 from tests.kit.simulated_jobs.timers import ranges_of
 from tests.profiler.ranks.simulation import simulate as simulate_noise
@@ -19,7 +19,7 @@ NOW = 7
 
 
 def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, cpu_wait=0, pressure=0,
-        throttled=None, forward_waits=False, **more):  # fmt: skip
+        throttled=None, meets_in=(), waited=None, **more):  # fmt: skip
     medians = dict.fromkeys(PHASES, 0) | {"forward": 10 * MS, "backward": 20 * MS, "tail": tail * MS}
     for phase, ms in more.items():
         medians[phase] += ms * MS
@@ -34,7 +34,8 @@ def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, 
         sums={phase: 4 * value for phase, value in medians.items()},
         medians=None if disturbed else medians,
         on_device=on_device,
-        waits_in_forward=forward_waits,
+        meets_in=frozenset(meets_in),
+        waited=waited,
         around=HostPressure(busy, cpu_wait * MS / medians["wall"], pressure * MS / medians["wall"]),
         is_throttled=throttled,
     )
@@ -242,8 +243,40 @@ def groups(number, *, late, **flags):
 def test_who_waits_inside_its_forward_is_not_taken_for_the_late_one():
     diagnosis, findings = StragglerDetector("j", 4), []
     for number in range(40):
-        findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, forward_waits=True), NOW)
+        findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, meets_in=["forward"]), NOW)
     assert [(f.late_rank, f.cause) for f in findings] == [(0, "data_wait")]
+
+
+def meeting(number, *, is_late, is_sampled):
+    """Return rows of two sharded ranks: rank 1 is late in its forward, and rank 0 waits for it in its backward."""
+    late = 20 if is_late else 0
+    wall = 40 + late
+    mine, other = ({"forward": 0.0, "backward": waits / wall, "rest": 0.0} for waits in (5 + late, 5))
+    both = {"meets_in": ["forward", "backward"]}
+    return [
+        row(number, backward=late + 5, waited=mine if is_sampled else None, **both),
+        row(number, forward=late, backward=5, waited=other if is_sampled else None, **both),
+    ]
+
+
+def test_under_sharded_parameters_a_wait_is_not_taken_for_work_and_samples_tell_whose_it_is():
+    for is_sampled in (False, True):
+        pair, found = StragglerDetector("j", 2), []
+        for number in range(90):
+            rows = meeting(number, is_late=number >= 12, is_sampled=is_sampled)
+            found += [(number, f.late_rank, f.cause, f.phase) for f in pair.judge(rows, NOW)]
+        assert [one[1:] for one in found] == ([(1, "compute", "forward")] if is_sampled else [])
+    seconds = (found[0][0] - 11) * 4 * 0.06
+    assert SAMPLED_SECONDS - 1 < seconds < SAMPLED_SECONDS + 2, "one evidence is in the samples of many ranges"
+
+
+def test_who_waits_for_another_stage_of_a_pipeline_between_its_passes_is_not_late_for_its_own_replicas():
+    detector, found = StragglerDetector("j", 4), []
+    for number in range(40):
+        late = 9 if number >= 12 else 0
+        more = [{"tail": 5, "forward": late}, {"tail": 5 + late}, {"rest": late}, {"tail": 5 + late}]
+        found += detector.judge([row(number, meets_in=["rest"], **each) for each in more], NOW)
+    assert [(f.late_rank, f.cause) for f in found] == [(0, "compute")]
 
 
 def test_other_knobs_make_other_waiting_usual():
