@@ -462,8 +462,9 @@ class Hook:
         raw = schedule.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(
-            self.records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops, is_guess
-        )
+            self.records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops, is_guess,
+            elements=boundary.usual.elements,
+        )  # fmt: skip
         if was_counted or schedule.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
             finished.thread_time, finished.slowed_max_ns = schedule.thread_time(), schedule.count_max_ns

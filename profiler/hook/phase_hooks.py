@@ -39,7 +39,7 @@ from ..timing.sample_counts import SeenBatches, plus
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
 from .identity import model_device
-from .module_calls import CallObserver, guess_samples, hold_class, observe_calls
+from .module_calls import CallObserver, first_tensor, hold_class, observe_calls
 from .step_hooks import AnyStepHandle, before_step, weakly
 
 __all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
@@ -122,6 +122,8 @@ class PhaseHooks:
         """When a forward in training was last seen; while steps are only counted, this needs `watch_calls`."""
         self._calls: CallObserver | None = None
         self.forward_samples: int | None = None
+        self.looked_elements: int | None = None
+        """The elements of the first tensors of forwards that are not in `inputs`; None if there are none."""
         self.guesses_samples = True
         """Whether this step's samples are guessed from forward's input because nothing else counted them."""
         self.once_inputs: int | None = None
@@ -273,10 +275,11 @@ class PhaseHooks:
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.has_looked = True
-        if self.guesses_samples and self.once_inputs is None:
-            samples = guess_samples(args or kwargs)
-            if samples is not None:
-                self.forward_samples = (self.forward_samples or 0) + samples
+        tensor = first_tensor(args or kwargs)
+        if tensor is not None:
+            self.looked_elements = (self.looked_elements or 0) + tensor.numel()
+        if self.guesses_samples and self.once_inputs is None and tensor is not None:
+            self.forward_samples = (self.forward_samples or 0) + int(tensor.shape[0])
         self._forward_begins(args, kwargs)
         if len(self._events) >= EVENTS_MAX:
             self.absorb()

@@ -18,6 +18,7 @@ carries the totals.  If the job ends first, it is the last one, and the Goodbye 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -61,8 +62,8 @@ PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", Dev
 class StepInputs(msgspec.Struct, frozen=True):
     """Samples and FLOPs of a step with these inputs; with `inputs` None they hold for no other step.
 
-    `drawn` counts the samples that the step drew from observed loaders.  `is_guess`: `samples` is the first dimension
-    of a tensor.
+    `elements` are those of the first tensor of each forward.  `drawn` counts the samples that the step drew from
+    observed loaders.  `is_guess`: `samples` is the first dimension of a tensor.
     """
 
     inputs: list[InputKey] | None
@@ -70,6 +71,7 @@ class StepInputs(msgspec.Struct, frozen=True):
     samples: int | None
     is_guess: bool
     flops: int | None
+    elements: int | None = None
 
 
 UNUSUAL = StepInputs(None, None, None, False, None)
@@ -268,10 +270,14 @@ def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInput
     samples = phases.batches.spend(drawn, guess)
     is_guess = samples is None and guess is not None
     is_usual = not (phases.has_looked or vitals.wants_count or rest or phases.batches.rest)
-    found = StepInputs(inputs[:] if is_usual else None, drawn, guess if samples is None else samples, is_guess, flops)
+    elements = phases.looked_elements
+    for shape, _ in inputs:
+        elements = plus(elements, math.prod(shape))
+    known = guess if samples is None else samples
+    found = StepInputs(inputs[:] if is_usual else None, drawn, known, is_guess, flops, elements)
     inputs.clear()
     phases.has_looked = False
-    phases.forward_samples = phases.once_inputs = phases.drawn_samples = None
+    phases.forward_samples = phases.once_inputs = phases.drawn_samples = phases.looked_elements = None
     return found, was_counted
 
 

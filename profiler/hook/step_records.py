@@ -88,6 +88,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     `price_ns`: the cost of opening and reading a window beside the step itself; None if no window ended with the step.
     `thread_time`: the training thread's processor time in a profiled step; None where it is not meaningful.
     `slowed_max_ns`: the most that the profiler can have slowed the step.
+    `elements`: those of the first tensor of each forward.
 
     A Struct because its constructor runs no Python frame: it is made on the step path, with positional arguments.
     """
@@ -118,6 +119,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     check: EstimateCheck | None = None
     stops: list[Stop] = []
     collectives: CollectiveWindow | None = None
+    elements: int | None = None
 
     @property
     def wall_ns(self) -> int:
@@ -299,7 +301,7 @@ class StepRecords:
         if step.wall_ns >= LATE_NS_MIN:
             self._stop_detector.look()  # its own thread may not have run since
             step.stops = self._stop_detector.stops(raw.start_ns, raw.end_ns)
-        return time_step(raw, [stop.stretch for stop in step.stops])
+        return time_step(raw, [stop.stretch for stop in step.stops], elements=step.elements)
 
     def charge(self, cost_ns: int) -> None:
         """Charge the time a thread spent on records, sending them included."""
@@ -376,8 +378,9 @@ class StepRecords:
     def _finished(self, plain: PlainStep) -> FinishedStep:
         step, _, _, ended_wall_ns, _, _, knobs, inputs, _ = plain
         return FinishedStep(
-            self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops, inputs.is_guess
-        )
+            self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops, inputs.is_guess,
+            elements=inputs.elements,
+        )  # fmt: skip
 
     def _write(self, step: FinishedStep) -> None:
         timed = step.timed or self.time(step)

@@ -184,6 +184,7 @@ class RankMonitor:
         note = StepNote(
             record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every, record.gc_ns,
             device=None if device is None else device.phases, is_behind=device is not None and device.is_behind,
+            work=step.elements if record.tokens is None else record.tokens,
         )  # fmt: skip
         self._notes.append((note, step.end_ns))
         self._newest = record

@@ -23,6 +23,8 @@ On a device job the same holds for the phases as the device passed them: its ker
 and the wait for the last all-reduces.  A device that idles inside a phase looks like one that computes, so compute is
 blamed on the host if its own timers have as large an excess there and the device is not a step behind it.
 
+A rank that computes longer because its batches are larger, by tokens or elements, is no slow device: `imbalance`.
+
 A slow link makes all ranks wait alike, so no rank's own time shows it: see `link_diagnosis`.
 
 Pure: rows of ranges in, `Straggler` records out.
@@ -302,6 +304,21 @@ class _Range:
         """Return how long the range took `rank`."""
         return self.medians[rank]["wall"] * self.rows[rank].steps / 1e9
 
+    def extra_work_ns(self, rank: int) -> int:
+        """Return how much longer `rank` may compute because its batches are larger than the others' median; 0 if not.
+
+        Time grows with the size of a batch, in attention with the square of a sequence's length: so at most with that
+        of the size.  Stages of a pipeline are called with different things, whose sizes do not compare.
+        """
+        work = [row.work for row in self.rows if row.work is not None]
+        if len(work) < len(self.rows) or any("rest" in row.meets_in for row in self.rows):
+            return 0
+        usual = work[rank] - excesses(work)[rank]
+        computed = [m["forward"] + m["backward"] for m in self.medians]
+        if usual <= 0 or work[rank] <= usual:
+            return 0
+        return round((computed[rank] - excesses(computed)[rank]) * ((work[rank] / usual) ** 2 - 1))
+
     def late_host(self, rank: int, phase: str, excess: int) -> Cause | None:
         """Return the cause if the host of `rank` is late in launching the work of `phase`; None if it is not."""
         if self.parts is not _DEVICE_TIMED or self.rows[rank].is_behind:
@@ -402,6 +419,9 @@ def _describe(one_range: _Range, rank: int, cause: Cause, phase: str, excess: in
         if late_host is not None:
             text += "; its host launches that much later, and the device waits"
             return _Lateness(late_host, phase, excess, text)
+        if cause is Cause.COMPUTE and one_range.extra_work_ns(rank) >= excess:
+            text += "; its batches are as much larger"
+            cause = Cause.IMBALANCE
         if one_range.is_sampled:
             text += ", less the sampled waits in collectives"
             return _Lateness(cause, phase, excess, text, weight=min(1.0, 3 * one_range.seconds(rank) / SAMPLED_SECONDS))

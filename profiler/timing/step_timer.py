@@ -55,6 +55,8 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ns: int
     device: DeviceStep | None = None
     """What the device timer knows of it; None for a CPU job."""
+    elements: int | None = None
+    """The elements of the first tensor that each forward was called with: its work, compared with the same model's."""
 
     @property
     def wall_ns(self) -> int:
@@ -149,7 +151,7 @@ class StepTimer:
         self.events.clear()
 
 
-def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
+def time_step(raw: RawStep, stops: Sequence[Stretch] = (), *, elements: int | None = None) -> TimedStep:
     """Add up the phases of a step; `stops`, in which the process did not run, count only as STOPPED.
 
     An optimizer may run a closure with forward and backward inside, whose time is not the optimizer's.
@@ -172,6 +174,7 @@ def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
         micro_batches=micro_batches + _forwards(raw.events),
         overhead_ns=max(0, overhead_ns),
         device=raw.device,
+        elements=elements,
     )
 
 

@@ -143,6 +143,7 @@ class Training:
 
 class Record:
     knobs, disturbed, measured_every, source, calibration_age_steps, gc_ns = Knobs(), False, 1, "estimate", None, 0
+    tokens = None
 
     def __init__(self, step):
         self.step = step

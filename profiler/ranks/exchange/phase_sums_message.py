@@ -58,12 +58,12 @@ ROWS_MAX = 16
 SAMPLED_PHASES = ("forward", "backward", "rest")
 """The phases in which waits are sampled."""
 
-_HEAD = 12
+_HEAD = 13
 _ROW_WORDS = _HEAD + 2 * len(PHASES) + len(DEVICE_PHASES) + len(SAMPLED_PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Number of 64-bit words in a message: 5520 bytes a rank."""
+"""Number of 64-bit words in a message: 5656 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios are encoded in millionths."""
@@ -73,7 +73,7 @@ _PARTS = 1_000_000
 _DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS, _GC, _PASSED, _BEHIND = (
     1 << bit for bit in range(11)
 )
-_BACKWARD_WAITS, _REST_WAITS, _WAITED = (1 << bit for bit in range(11, 14))
+_BACKWARD_WAITS, _REST_WAITS, _WAITED, _WORK = (1 << bit for bit in range(11, 15))
 _MEETINGS = {"forward": _FORWARD_WAITS, "backward": _BACKWARD_WAITS, "rest": _REST_WAITS}
 
 
@@ -86,7 +86,8 @@ class StepNote(msgspec.Struct, frozen=True):
 
     `every` k: the hook measures one step in k at present.  `gc_ns` is what Python's garbage collector took of the step,
     in whichever phase; None where it is not timed.  `device` are its phases as the device passed them, None where they
-    are unknown, and `is_behind` says that the device was more than a step behind its host.
+    are unknown, and `is_behind` says that the device was more than a step behind its host.  `work` is the size of what
+    it trained on, in tokens or elements; None if unknown.
     """
 
     step: int
@@ -98,6 +99,7 @@ class StepNote(msgspec.Struct, frozen=True):
     gc_ns: int | None = None
     device: Mapping[str, int] | None = None
     is_behind: bool = False
+    work: int | None = None
 
 
 class HostPressure(msgspec.Struct, frozen=True):
@@ -126,7 +128,8 @@ class RankRange(msgspec.Struct, frozen=True):
     the device, over the undisturbed steps that have them; None if there are none.  `is_behind`: in most of these the
     device was more than a step behind, so it did not wait for its host.  `meets_in`: which of SAMPLED_PHASES may
     contain waits for other ranks.  `waited` are the waits in SAMPLED_PHASES as ratios of the wall time, by samples of
-    the last seconds (`collective_waits`); None without enough of them.
+    the last seconds (`collective_waits`); None without enough of them.  `work` is the median of the undisturbed steps;
+    None if one of them has none.
     """
 
     number: int
@@ -146,6 +149,7 @@ class RankRange(msgspec.Struct, frozen=True):
     device: Mapping[str, int] | None = None
     is_behind: bool = False
     waited: Mapping[str, float] | None = None
+    work: int | None = None
 
     @property
     def last_step(self) -> int:
@@ -185,6 +189,7 @@ def gather_range(
     collections = [note.gc_ns for note in notes if note.gc_ns is not None]
     calm = [row for row, note in zip(columns, notes, strict=True) if not note.disturbed]
     timed = [note for note in notes if not note.disturbed and note.device is not None]
+    work = [note.work for note in notes if not note.disturbed and note.work is not None]
     return RankRange(
         number=number,
         first_step=notes[0].step if first_step is None else first_step,
@@ -200,6 +205,7 @@ def gather_range(
         gc_longest_ns=max(collections, default=0),
         device=_device_medians(timed) if timed else None,
         is_behind=2 * sum(note.is_behind for note in timed) > len(timed),
+        work=median(work) if work and len(work) == len(calm) else None,
     )
 
 
@@ -248,10 +254,11 @@ def _encode_row(row: RankRange) -> list[int]:
         | _PASSED * (row.device is not None)
         | _BEHIND * row.is_behind
         | _WAITED * (row.waited is not None)
+        | _WORK * (row.work is not None)
     )
     head = [row.number, row.first_step, row.steps, row.measured, row.epoch, row.every, known]
     head += [_millionths(around.busy_ratio), _millionths(around.cpu_wait_ratio), _millionths(around.pressure_ratio)]
-    head += [row.gc_ns or 0, row.gc_longest_ns]
+    head += [row.gc_ns or 0, row.gc_longest_ns, row.work or 0]
     medians = [0] * len(PHASES) if row.medians is None else [row.medians[phase] for phase in PHASES]
     device = [0 if row.device is None else row.device[phase] for phase in DEVICE_PHASES]
     waited = [_millionths(None if row.waited is None else row.waited[phase]) for phase in SAMPLED_PHASES]
@@ -259,7 +266,9 @@ def _encode_row(row: RankRange) -> list[int]:
 
 
 def _decode_row(words: Sequence[int]) -> RankRange:
-    number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure, gc_ns, longest = words[:_HEAD]
+    number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure, gc_ns, longest, work = words[
+        :_HEAD
+    ]
     sums, medians, device = _HEAD, _HEAD + len(PHASES), _HEAD + 2 * len(PHASES)
     waited = device + len(DEVICE_PHASES)
     waits = [word / _PARTS for word in words[waited:]]
@@ -285,6 +294,7 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         device=dict(zip(DEVICE_PHASES, words[device:waited], strict=True)) if known & _PASSED else None,
         is_behind=bool(known & _BEHIND),
         waited=dict(zip(SAMPLED_PHASES, waits, strict=True)) if known & _WAITED else None,
+        work=work if known & _WORK else None,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .instructions import Phase, Program
 from .job import FaultKind, Job
 
-__all__ = ["Durations", "durations", "generator"]
+__all__ = ["Durations", "durations", "generator", "lengths"]
 
 LATENCY_NS = 5_000
 """From the begin of a launch to the begin of a kernel on an idle device; traces of A100 and H100 show 3 to 10 us."""
@@ -153,12 +153,16 @@ def _stretch(
 
 def _lengths(job: Job, program: Program, rank: int, step: int, size: float) -> NDArray[np.float64]:
     """Return by how much longer each instruction takes for its microbatch's sequences; ranks that share them agree."""
+    return lengths(job, program, rank, step, size)[program.microbatch] ** np.maximum(program.power, 0)
+
+
+def lengths(job: Job, program: Program, rank: int, step: int, size: float) -> NDArray[np.float64]:
+    """Return the length of each microbatch's sequences, 1 for the usual one; `size` is that of the fault IMBALANCE."""
     microbatches = int(program.microbatch.max()) + 1
     replicas = range(job.layout.data) if job.is_balanced else [job.layout.replica(rank)]
     normal = [generator(job, _LENGTH, replica, step).standard_normal(microbatches) for replica in replicas]
     length = np.clip(1 + size * np.array(normal), 0.3, 2.5)
-    of = np.full(microbatches, length.mean()) if job.is_balanced else length[0]
-    return of[program.microbatch] ** np.maximum(program.power, 0)
+    return np.full(microbatches, length.mean()) if job.is_balanced else np.asarray(length[0])
 
 
 def _first(which: NDArray[np.bool_], after: int = 0) -> int:

@@ -10,7 +10,7 @@ Left out: windows, and the overhead of the hook.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import structs
@@ -27,6 +27,7 @@ from pacecar.profiler.ranks.exchange.phase_sums_message import (
 from pacecar.profiler.timing.cuda_timer import DeviceTimer
 from pacecar.profiler.timing.step_timer import RawStep, time_step
 
+from .durations import lengths
 from .instructions import Code, Phase, Program, Stream
 from .job import FaultKind
 from .run import Run
@@ -37,6 +38,9 @@ _PHASES = {
     Phase.DATA: "data_wait", Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer",
     Phase.CHECKPOINT: "checkpoint",
 }  # fmt: skip
+
+TOKENS = 4096
+"""Of a microbatch of the usual length."""
 
 _MESSAGES = ("forward", "backward", "pipeline")
 """Roles of the groups that pass activations and gradients up and down a pipeline."""
@@ -139,6 +143,7 @@ def notes_of(run: Run, rank: int) -> list[StepNote]:
 
 def _note(run: Run, rank: int, step: int, raw: RawStep) -> StepNote:
     timed, device = time_step(raw), raw.device
+    uneven = next((fault.size for fault in run.job.faults if fault.kind is FaultKind.IMBALANCE), 0.0)
     kinds = [(fault.kind, fault.size) for fault in run.job.faults if fault.hits(rank, step)]
     return StepNote(
         step,
@@ -149,13 +154,27 @@ def _note(run: Run, rank: int, step: int, raw: RawStep) -> StepNote:
         gc_ns=sum(int(size) for kind, size in kinds if kind is FaultKind.GC),
         device=None if device is None else device.phases,
         is_behind=device is not None and device.is_behind,
+        work=round(TOKENS * float(lengths(run.job, run.program(rank), rank, step, uneven).sum())),
     )
 
 
-def ranges_of(run: Run, *, throttled: tuple[int, ...] = (), period: int = 4) -> Iterator[list[RankRange]]:
-    """Yield the rows of all ranks as rank 0 gets them, range by range; `throttled` devices hold their clocks down."""
-    notes = [notes_of(run, rank) for rank in range(run.job.layout.ranks)]
+def ranges_of(
+    run: Run, *, throttled: tuple[int, ...] = (), larger: Mapping[int, float] | None = None, period: int = 4
+) -> Iterator[list[RankRange]]:
+    """Yield the rows of all ranks as rank 0 gets them, range by range.
+
+    `throttled` devices hold their clocks down; `larger` says by what factor a rank's batches are larger where it has a
+    fault.
+    """
     layout = run.job.layout
+    notes = []
+    for rank in range(layout.ranks):
+        factor = (larger or {}).get(rank, 1.0)
+        hit = [any(fault.hits(rank, step) for fault in run.job.faults) for step in range(run.job.all_steps)]
+        notes.append([
+            structs.replace(note, work=round((note.work or 0) * (factor if hit[note.step] else 1.0)))
+            for note in notes_of(run, rank)
+        ])  # fmt: skip
     is_sharded = layout.tensor > 1 or (layout.is_sharded and layout.data > 1)
     # As the hook knows by the parameters, and by the ranks of their groups.
     meets_in = frozenset(("forward", "backward") if is_sharded else ()) | ({"rest"} if layout.pipeline > 1 else set())

@@ -82,7 +82,7 @@ rows = st.builds(
     lambda steps, number, around, throttled, waits: msgspec.structs.replace(
         gather_range(
             [
-                StepNote(7 + n, sum(p.values()) + rest, p, 3, bad, 2, device=p if bad != throttled else None)
+                StepNote(7 + n, sum(p.values()) + rest, p, 3, bad, 2, device=p if bad != throttled else None, work=rest)
                 for n, (p, rest, bad) in enumerate(steps)
             ],
             number=number,
@@ -638,7 +638,7 @@ class Record:
 
     def __init__(self, step, every):
         self.step, self.knobs, self.disturbed, self.measured_every = step, Knobs(), False, every
-        self.source, self.calibration_age_steps, self.gc_ns = "estimate", None, 0
+        self.source, self.calibration_age_steps, self.gc_ns, self.tokens = "estimate", None, 0, None
 
 
 def feed(crew, steps, *, first=0, wall=10_000_000, every=1):

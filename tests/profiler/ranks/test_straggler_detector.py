@@ -19,7 +19,7 @@ NOW = 7
 
 
 def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, cpu_wait=0, pressure=0,
-        throttled=None, meets_in=(), waited=None, **more):  # fmt: skip
+        throttled=None, meets_in=(), waited=None, work=None, **more):  # fmt: skip
     medians = dict.fromkeys(PHASES, 0) | {"forward": 10 * MS, "backward": 20 * MS, "tail": tail * MS}
     for phase, ms in more.items():
         medians[phase] += ms * MS
@@ -36,6 +36,7 @@ def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, 
         on_device=on_device,
         meets_in=frozenset(meets_in),
         waited=waited,
+        work=work,
         around=HostPressure(busy, cpu_wait * MS / medians["wall"], pressure * MS / medians["wall"]),
         is_throttled=throttled,
     )
@@ -142,6 +143,7 @@ SLOW = {
     "compute": (Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), "compute"),
     "backward": (Fault(FaultKind.SLOW_BACKWARD, (2,), 0.4), "compute"),
     "throttled": (Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), "throttled"),
+    "larger": (Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), "imbalance"),
     "data": (Fault(FaultKind.DATA_WAIT, (2,), 6e6), "data_wait"),
     "checkpoint": (Fault(FaultKind.CHECKPOINT, (2,), 6e6), "checkpoint"),
     "host": (Fault(FaultKind.SLOW_HOST, (2,), 6.0), "host_bound"),
@@ -160,10 +162,30 @@ def test_on_a_simulated_device_the_late_rank_is_named_with_its_cause_in_twenty_s
     faults = () if fault is None else (replace(fault, steps=tuple(range(onset, steps + 1))),)
     run = simulate(Job(Layout(data=4), model=Model(layers=2), noise=LOUD, faults=faults, steps=steps, seed=5))
     detector, found = StragglerDetector("j", 4), []
-    for rows in ranges_of(run, throttled=(2,) if name == "throttled" else ()):
+    throttled, larger = (2,) if name == "throttled" else (), {2: 1.4} if name == "larger" else {}
+    for rows in ranges_of(run, throttled=throttled, larger=larger):
         found += [(f.late_rank, f.cause, rows[0].last_step) for f in detector.judge(rows, NOW)]
     assert [one[:2] for one in found] == ([] if cause is None else [(2, cause)])
     assert all(step - onset < 20 for *_, step in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "fault", "named"),
+    [
+        (Layout(data=4, is_sharded=True), Fault(FaultKind.DATA_WAIT, (2,), 8e6), [(2, "data_wait")]),
+        (Layout(data=4, is_sharded=True), Fault(FaultKind.SLOW_COMPUTE, (2,), 0.4), []),
+        (Layout(tensor=4), Fault(FaultKind.CHECKPOINT, (2,), 8e6), [(2, "checkpoint")]),
+        (Layout(tensor=4), Fault(FaultKind.SLOW_BACKWARD, (2,), 0.4), []),
+        (Layout(pipeline=2, data=2), Fault(FaultKind.SLOW_COMPUTE, (1,), 0.4), [(1, "compute")]),
+    ],
+)
+def test_where_ranks_meet_amid_a_step_the_late_one_is_named_or_nobody(layout, fault, named):
+    faults = (replace(fault, steps=tuple(range(42, 73))),)
+    model = Model(layers=2, microbatches=2 if layout.pipeline > 1 else 1)
+    detector = StragglerDetector("j", 4)
+    run = simulate(Job(layout, model=model, noise=LOUD, faults=faults, steps=72, seed=5))
+    assert [(f.late_rank, f.cause) for rows in ranges_of(run) for f in detector.judge(rows, NOW)] == named
 
 
 @pytest.mark.slow
@@ -245,6 +267,21 @@ def test_who_waits_inside_its_forward_is_not_taken_for_the_late_one():
     for number in range(40):
         findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, meets_in=["forward"]), NOW)
     assert [(f.late_rank, f.cause) for f in findings] == [(0, "data_wait")]
+
+
+@pytest.mark.parametrize(
+    ("work", "causes"),
+    [((120, 100), ["imbalance"]), ((105, 100), ["compute"]), ((100, 100), ["compute"]), ((100, 120), ["compute"])],
+    ids=["larger batches", "slightly larger ones", "the same", "smaller ones"],
+)
+def test_a_rank_with_larger_batches_is_no_slow_device(work, causes):
+    detector, found = StragglerDetector("j", 4), []
+    for number in range(16):
+        is_late = number >= 12
+        rows = [row(number, tail=5 + 9 * is_late, work=work[1]) for _ in range(4)]
+        rows[1] = row(number, forward=9 * is_late, work=work[0])
+        found += detector.judge(rows, NOW)
+    assert [(f.late_rank, f.cause) for f in found] == [(1, cause) for cause in causes]
 
 
 def meeting(number, *, is_late, is_sampled):
