@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from ..forecast.dataloader import refill_steps
 from ..observation import Observation
 from .exploration_budget import TRIAL_SWITCHES
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
@@ -45,7 +44,14 @@ __all__ = [
     "CandidatePrior",
     "IncumbentPace",
     "TrialEnd",
+    "refill_steps",
 ]
+
+PREFETCH_DEFAULT = 2
+"""torch's own default, for jobs where prefetching is not a knob."""
+
+REFILL_STEPS_MAX = 16
+"""Most settling steps, two windows: longer would cost more than the better measurement is worth."""
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
@@ -401,3 +407,13 @@ class AbTrial:
         if measured is None and self._arm == "B" and self._stretch:
             measured = gain_ratio(self._typical - location(self._stretch))
         return TrialEnd(cause, self.evidence, measured, detail)
+
+
+def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """Return the number of steps after a switch whose batches were loaded ahead.
+
+    Old and new workers load at once then, so those steps are faster than under either setting and must not be judged.
+    """
+    flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
+    same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))
+    return 0 if same else min(REFILL_STEPS_MAX, sum(flights))

@@ -2,6 +2,6 @@
 
 Ledgers and measured settings come in; expected gains with their uncertainty go out.  Start with `forecast`, which
 carries the uncertainty; `gain_model` covers every knob.  `alpha_beta_link` prices a collective from all-reduces in
-windows, `bucket_model` lays buckets over the times at which gradients are ready.  `dataloader` is
-about workers, `setting_history` keeps what was measured.
+windows, `bucket_model` lays buckets over the times at which gradients are ready.  `setting_history` keeps what was
+measured.
 """

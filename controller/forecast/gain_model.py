@@ -3,7 +3,7 @@
 Each kind of knob has its own arithmetic:
 
 - buckets and compression: the simulated timeline of `bucket_model`;
-- the data loader: the wait for data (`dataloader`);
+- the data loader: the wait for data (`_loader_gain`);
 - the micro-batch: step(m) = a + f * micro-batches at a constant global batch.  With one size seen, the host-bound time
   is a lower bound of what the micro-batches cost; with two, a line is drawn through the nearest ones.
 
@@ -20,7 +20,6 @@ from statistics import median
 
 from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
-from .dataloader import DATA_WAIT_RATIO_MIN, loader_gain
 from .forecast import Forecast
 from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading, setting_of, slope, typical
 
@@ -28,6 +27,12 @@ __all__ = ["GainModel"]
 
 RECENT_STEPS = 8
 """Steps kept after a change of conditions is detected, one window's worth: they came after it."""
+
+DATA_WAIT_RATIO_MIN = 0.03
+"""Below this share of the step the wait for data leaves nothing to gain, as with exposed communication."""
+
+PREFETCH_SHARE = 0.25
+"""Share of the wait that prefetching saves: it does not speed loading up, it only evens it out."""
 
 
 class GainModel:
@@ -83,7 +88,7 @@ class GainModel:
         others = 0.0 if self._facts.world_size == 1 else 1.0 if self.exposed_ratio is None else self.exposed_ratio
         if wait + others < DATA_WAIT_RATIO_MIN:
             return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
-        gain = loader_gain(knob, values[knob], to_value, wait)
+        gain = _loader_gain(knob, values[knob], to_value, wait)
         is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
         return Forecast(gain, self.history.spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
 
@@ -117,3 +122,24 @@ class GainModel:
             return None  # more micro-batches: this only bounds the gain from above
         basis = f"{floor / 1e6:.2f} ms host-bound a micro-batch, {count} -> {new_count} micro-batches"
         return Forecast(gain, max(gain, 0.01), basis, is_floor=True)
+
+
+def _loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:
+    """Return the fraction of the step saved by turning a loader knob from `here` to `to`; negative if lost.
+
+    `wait_ratio` is the share of the step that waits for data.  Twice the workers do not halve the wait.  A step that
+    waits is as long as the workers need for a batch, so twice the workers halve the *step*, until something else is
+    the longest part:
+
+        without workers   step = rest + load           with w of them   step = max(rest, load / w)
+
+    Left out: workers share cores and disks, so the load of a batch grows with their number if they compute.  No ledger
+    shows that beforehand, hence a wide spread, and the trial decides.
+    """
+    if knob == "loader_prefetch":
+        return PREFETCH_SHARE * wait_ratio if to > here else -wait_ratio
+    rest = 1.0 - wait_ratio
+    if to == 0:
+        return -float(here) * rest  # all of the loading comes into the step
+    load = wait_ratio if here == 0 else float(here)
+    return 1.0 - max(rest, load / to)

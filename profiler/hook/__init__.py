@@ -13,5 +13,4 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
     commands                        what the daemon sends: the `trace` command, the state of the device
     identity                        the identity of this process: job, launch, rank, device
     single_instance                 at most one active hook per process
-===
 """

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacecar.controller.experiment.ab_trial import refill_steps
 from pacecar.controller.forecast.bucket_model import pack_buckets, play
-from pacecar.controller.forecast.dataloader import refill_steps
 from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.forecast.setting_history import SETTINGS_MAX
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
