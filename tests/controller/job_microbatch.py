@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar.clock import FakeClock
 from pacecar.records import KnobSwitch, TunerStatus, Verdict
 from tests.controller.run_on import RunOn, counted_clock
+from tests.kit.fake_clock import FakeClock
 from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
 VOCABULARY, WIDTH, POSITIONS = 64, 64, 32

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
 from pacecar.job import tuner_wiring, wiring
 from pacecar.records import Verdict
+from tests.kit.fake_clock import FakeClock
 
 __all__ = ["RunOn", "counted_clock"]
 

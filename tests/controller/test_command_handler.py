@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from pacecar.clock import FakeClock
 from pacecar.commands.tune_text import WIDTH_MIN, lines
 from pacecar.config import TuneConfig
 from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, CommandHandler, tune_is_off
@@ -34,6 +33,7 @@ from pacecar.records.commands import REPORTED_CHANGES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
 from tests.controller.ordered_run import OrderedRun
 from tests.kit import records
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 
 MIB = 2**20

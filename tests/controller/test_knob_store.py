@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pacecar.clock import FakeClock
 from pacecar.controller.memory import knob_store
 from pacecar.controller.memory.knob_store import (
     ENTRIES_MAX,
@@ -32,6 +31,7 @@ from pacecar.controller.memory.knob_store import (
     used,
 )
 from pacecar.controller.memory.store_thread import JobMemory, StoreThread, store_thread_for
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 
 KIND = Fingerprint(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
 from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, ProtocolMember
 from pacecar.controller.guards.node_monitor import (
@@ -31,6 +31,7 @@ from pacecar.controller.policy.geometric_search import (
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records.host_signals import HostSignals
 from tests.controller.held import HeldRun
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 
 S = NS_PER_SECOND

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
@@ -25,6 +24,7 @@ from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.transport.rendezvous import RendezvousError, meet
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello, step_record
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.clock import FakeClock
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.observation import Proposal
 from pacecar.controller.tuner import OFFER_BOUNDARY
 from pacecar.records.host_signals import HostSignals
 from tests.controller.test_tuner import Bench
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 
 SHORT = HostSignals(period_ns=10**9, taken_ns=1, memory_stalled_ratio=0.9)

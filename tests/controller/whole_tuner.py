@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.guards.compression_rollback import CompressionRollback
@@ -21,6 +20,7 @@ from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.records import JobRecord, Knobs, Straggler
 from tests.controller import replay
 from tests.controller.test_tuner import Dial, Finished
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello, step_record
 
 __all__ = ["WholeTuner"]

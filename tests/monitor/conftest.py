@@ -10,12 +10,13 @@ import msgspec
 import pynvml
 import pytest
 
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import by_name
 from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
+from tests.kit.fake_clock import FakeClock
 from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import Control, build, compiler
 

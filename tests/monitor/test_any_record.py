@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.export.prometheus import Exporter
 from pacecar.monitor.fault_containment import FaultContainment
@@ -22,6 +22,7 @@ from pacecar.records import JobHello, Ok, Sample, Snapshot
 from pacecar.records.status_document import StatusDocument
 from pacecar.wire import MAGIC, VERSION, FrameError, payload_of
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, Rolled, make, mutated
+from tests.kit.fake_clock import FakeClock
 
 pytestmark = pytest.mark.slow
 

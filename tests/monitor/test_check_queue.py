@@ -6,7 +6,7 @@ import threading
 import bcrypt
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.http.security.password_queue import (
     GUESSES_AT_ONCE,
     REST_RATIO,
@@ -15,6 +15,7 @@ from pacecar.monitor.http.security.password_queue import (
     PasswordQueue,
 )
 from pacecar.monitor.http.security.web_config import Security
+from tests.kit.fake_clock import FakeClock
 from tests.kit.net import basic, get
 from tests.kit.web import web_server
 

@@ -9,11 +9,12 @@ from functools import partial
 
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.fault_containment import ContainedPart, FaultContainment
 from pacecar.monitor.watched_threads import CHECKS, RESTARTS_MAX, StallConfirmation, ThreadWatch, WatchedThread
 from pacecar.records import Ok, Sample, Vitals
 from tests.kit.daemons import running_daemon
+from tests.kit.fake_clock import FakeClock
 from tests.kit.net import get, scraped
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until

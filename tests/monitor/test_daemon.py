@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.config import DaemonConfig
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import CATALOG, MetricSubject, by_name
@@ -31,6 +31,7 @@ from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Failed, Ok, Sample
 from pacecar.records.status_document import StatusDocument
 from tests.kit.daemons import running_daemon
+from tests.kit.fake_clock import FakeClock
 from tests.kit.net import get, scrape
 from tests.kit.tools import find_tool
 from tests.kit.waiting import until

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.clock import FakeClock
 from pacecar.monitor.fair_share import yielding_holder
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.monitor.jobs.tracked_job import JOB_BYTES_MAX, RANK_BYTES_MAX, REASON_CHARACTERS_MAX
 from pacecar.records import Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
+from tests.kit.fake_clock import FakeClock
 from tests.kit.own_samples import values_of
 from tests.kit.records import decision
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.config import DaemonConfig
 from pacecar.metrics.catalog import CATALOG, MetricSubject
 from pacecar.monitor.catalog_sample import sample
@@ -34,6 +34,7 @@ from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Ok
+from tests.kit.fake_clock import FakeClock
 from tests.kit.net import scrape
 from tests.monitor.testimony import everything
 

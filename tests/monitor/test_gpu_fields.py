@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.gpu.driver import FieldValue, NvmlError, UnsupportedError
 from pacecar.monitor.gpu.queries.field_reader import FieldReader
 from pacecar.monitor.gpu.queries.fields import fields_of
 from pacecar.monitor.gpu.queries.refusals import REFUSALS_MAX, RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX
+from tests.kit.fake_clock import FakeClock
 
 FAST, SLOW = 82, 29
 """Memory temperature, which is read at every tick, and retired pages."""

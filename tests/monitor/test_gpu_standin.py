@@ -55,7 +55,7 @@ TWO_TESTS = """
 import ctypes, os, shutil, sys, threading
 from pathlib import Path
 import pynvml
-from pacecar.clock import FakeClock
+from tests.kit.fake_clock import FakeClock
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.gpu.nvml import PyNvml
 from tests.monitor.nvml_standin.standin import Control

@@ -10,7 +10,7 @@ import shutil
 import psutil
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.clock_sync import ClockState, read_clock
@@ -28,6 +28,7 @@ from pacecar.monitor.collectors.system import CACHED_TICKS as SYSTEM_TICKS
 from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
+from tests.kit.fake_clock import FakeClock
 
 KIB = 1024
 

@@ -8,10 +8,10 @@ import stat
 import msgspec
 import pytest
 
-from pacecar.clock import FakeClock
 from pacecar.monitor.gpu import known_gpus
 from pacecar.monitor.gpu.known_gpus import GPUS_MAX, SETTLE_SECONDS, GpuInventory, known_gpus_path, read_known
 from pacecar.records import Absent, Failed, Ok, Sample, Snapshot
+from tests.kit.fake_clock import FakeClock
 from tests.kit.waiting import until
 
 S = 1_000_000_000

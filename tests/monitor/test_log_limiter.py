@@ -2,8 +2,9 @@
 
 import logging
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.ingest.log_limiter import KINDS_MAX, LogLimiter
+from tests.kit.fake_clock import FakeClock
 
 
 def test_each_kind_has_its_lines_a_minute_and_the_rest_is_counted(caplog):

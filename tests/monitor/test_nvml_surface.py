@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pacecar.monitor.gpu
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
 from pacecar.metrics.catalog import by_name
 from pacecar.metrics.metric import MetricKind
 from pacecar.metrics.value_ranges import ANYTHING, RANGES
@@ -29,6 +29,7 @@ from pacecar.monitor.gpu.queries.gpm import GPM_METRICS, INSTANCE_PARTS
 from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Absent, Failed
+from tests.kit.fake_clock import FakeClock
 from tests.monitor.nvml_standin.odd_library import (
     FIELDS,
     FREE,

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.cpu import CACHED_TICKS, CpuCollector
@@ -18,6 +18,7 @@ from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.sampling.sample_screen import SampleScreen
 from pacecar.records import Ok
+from tests.kit.fake_clock import FakeClock
 
 IB = "sys/class/infiniband/mlx5_0/ports/1"
 

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
 from pacecar.monitor.export import metric_writer, pages
 from pacecar.monitor.export.pages import outside
@@ -24,6 +24,7 @@ from pacecar.monitor.histogram import BOUNDS_NS, DurationHistogram, HistogramSam
 from pacecar.monitor.http.request import HttpRequest
 from pacecar.records import Sample
 from tests.kit.client_model import families as proto_families
+from tests.kit.fake_clock import FakeClock
 from tests.kit.own_samples import value_of
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

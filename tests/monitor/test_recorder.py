@@ -9,7 +9,7 @@ import time
 import pytest
 from msgspec import structs
 
-from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.recorder import recorder as recorders
 from pacecar.monitor.recorder import writer
 from pacecar.monitor.recorder.recorder import (
@@ -26,6 +26,7 @@ from pacecar.records import Absent, Goodbye, HangSuspicion, HangVerdict, Ok, Sam
 from pacecar.records.hangs import HangKind
 from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
+from tests.kit.fake_clock import FakeClock
 from tests.kit.own_samples import value_of, values_of
 from tests.kit.waiting import until
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pacecar.clock import NS_PER_SECOND, FakeClock, SystemClock
+from pacecar.clock import NS_PER_SECOND, SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.gpu.nvml import PyNvml
@@ -14,6 +14,7 @@ from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.records.host_signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.daemons import running_daemon, running_inbox
+from tests.kit.fake_clock import FakeClock
 from tests.kit.waiting import until
 
 S = NS_PER_SECOND

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
 from pacecar.monitor.ingest.connection import Connection
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer, own_pid
 from pacecar.monitor.ingest.socket_server import HELLO_SECONDS, SocketServer
@@ -23,6 +23,7 @@ from pacecar.records import Decision, Goodbye, HelloRefused, Knobs, StepRecord, 
 from pacecar.records.ranges import ENTRIES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.daemons import running_inbox
+from tests.kit.fake_clock import FakeClock
 from tests.kit.waiting import until
 
 PEER = Peer(pid=4242, uid=1000, gid=1000)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
 from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick, sampling_ticks
 from pacecar.records import Absent, Failed, Ok, Sample
+from tests.kit.fake_clock import FakeClock
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 

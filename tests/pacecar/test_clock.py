@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from pacecar.clock import FakeClock, SystemClock
+from pacecar.clock import SystemClock
+from tests.kit.fake_clock import FakeClock
 
 
 def test_the_system_clock_is_monotonic_and_its_wall_time_is_the_systems() -> None:

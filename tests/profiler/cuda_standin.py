@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from pacecar import torch_internals
-from pacecar.clock import FakeClock
+from tests.kit.fake_clock import FakeClock
 from tests.profiler.test_trace_spans import Row
 
 NEVER = 10**18

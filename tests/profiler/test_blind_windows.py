@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from pacecar import torch_internals
-from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
+from tests.kit.fake_clock import FakeClock
 from tests.profiler.test_device_windows import MS, Session, timed
 from tests.profiler.test_trace_spans import Row
 

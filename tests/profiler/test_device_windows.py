@@ -14,7 +14,6 @@ from torch import nn
 from torch._C._autograd import DeviceType
 
 import pacecar
-from pacecar.clock import FakeClock
 from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, BASELINE_STEPS, OverheadBudget, WindowAftermath
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.windows.kineto_window import (
@@ -26,6 +25,7 @@ from pacecar.profiler.windows.kineto_window import (
 )
 from pacecar.profiler.windows.trace_spans import read_rows
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
+from tests.kit.fake_clock import FakeClock
 from tests.kit.hook_inspection import hook_of
 from tests.profiler.test_trace_spans import Row
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.hook import window_schedule
 from pacecar.profiler.hook.commands.trace_request import PAUSED_STEPS_MAX
@@ -24,6 +23,7 @@ from pacecar.profiler.windows import session_pause
 from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause, without_sessions
 from pacecar.profiler.windows.window_reader import WindowReader
+from tests.kit.fake_clock import FakeClock
 from tests.kit.forking_python import forking_python
 from tests.kit.hook_inspection import inspect
 from tests.kit.waiting import until

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from pacecar.clock import FakeClock
 from pacecar.commands.demo.runfolder import RecordTail, make_run_folder, point_latest
 from pacecar.records import Goodbye
 from pacecar.records.rank_file import LINE_BYTES_MAX
+from tests.kit.fake_clock import FakeClock
 
 
 def line(rank: int) -> bytes:

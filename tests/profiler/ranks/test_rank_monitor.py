@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.hangs.hang_detector import (
     CHECKPOINT_SECONDS,
@@ -63,6 +62,7 @@ from pacecar.profiler.timing.overhead_budget import OverheadBudget
 from pacecar.profiler.timing.step_sampling import next_measured
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.records import HangSuspicion, JobLedger, Knobs
+from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
