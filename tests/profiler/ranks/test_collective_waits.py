@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pacecar.clock import FakeClock
 from pacecar.profiler.ranks.collective_waits import SAMPLES_MIN, SECONDS, CollectiveWaits, is_in_collective
+from tests.kit.fake_clock import FakeClock
 
 SITE = "/usr/lib/python3/site-packages/"
 
