@@ -225,6 +225,7 @@ def measure(contestant: Contestant, seconds: float, call_us: float) -> dict[str,
     with tempfile.TemporaryDirectory() as name:
         folder, port, beat = Path(name), free_port(), contestant.scrape_seconds
         environ = {**os.environ, **({} if contestant.tree is None else {"PYTHONPATH": str(contestant.tree)})}
+        environ["STATE_DIRECTORY"] = str(folder)  # else this node's own daemon would miss our stand-in GPUs
         control = None
         if contestant.gpus:
             build(folder, max(GPUS, contestant.gpus))
