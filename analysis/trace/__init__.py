@@ -6,7 +6,7 @@ Start at `reader.read_trace`.
 
     decoding                             bytes into typed events and the header
     rows, column_parts                   events into columns, batch by batch
-    row_kinds, times, pairs              which rows are kept; times as exact integers; begins and ends joined
+    row_kinds, times, begin_end_pairs    which rows are kept; times as exact integers; begins and ends joined
     assemble, kernel_links, collectives  the columns of all batches into one trace; which kernel is which collective
     steps                                the steps that the trace marks, and the window of each
     host_activity                        which host threads train, and why the device had nothing to do

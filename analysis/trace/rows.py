@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import times
+from .begin_end_pairs import PAIR_PHASES, Pairs
 from .collectives import from_annotation, from_metadata, tensors
 from .column_parts import Column, Columns, Numbers, whole_column
 from .columns import NONE, CollectiveColumns, Notes, SyncRows
 from .decoding.event_stream import Batch
 from .decoding.events import Args, DigitEvent, KnownEvent, TraceEvent
 from .kernel_links import LaunchCalls
-from .pairs import PAIR_PHASES, Pairs
 from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_kind
 
 if TYPE_CHECKING:

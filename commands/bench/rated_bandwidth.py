@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.kernel_files.network import active_rdma_ports, is_link, nominal_speed
+from pacecar.kernel_files.link_speeds import active_rdma_ports, is_link, nominal_speed
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.profiler.hook.identity import collective_interface
 from pacecar.profiler.transport.rendezvous import host_identity, route_to

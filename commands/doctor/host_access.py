@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from pacecar.kernel_files.network import INTERFACE_HAS_NONE
+from pacecar.kernel_files.link_speeds import INTERFACE_HAS_NONE
 from pacecar.kernel_files.reader import KernelFiles, integer
 from pacecar.monitor.gpu.driver import Nvml
 from pacecar.nccl_ras import RasFinding

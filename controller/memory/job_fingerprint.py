@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from pacecar.kernel_files.network import active_rdma_ports, nominal_speed
+from pacecar.kernel_files.link_speeds import active_rdma_ports, nominal_speed
 from pacecar.kernel_files.reader import KernelFiles, lines_of
 from pacecar.records import JobHello
 

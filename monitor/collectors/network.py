@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.kernel_files.network import INTERFACE_HAS_NONE, is_link, parse_speed
+from pacecar.kernel_files.link_speeds import INTERFACE_HAS_NONE, is_link, parse_speed
 from pacecar.kernel_files.reader import KernelFiles, lines_of, whole
 from pacecar.records import Outcome, Sample
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.kernel_files.network import INTERFACE_HAS_NONE, parse_port_rate, parse_port_state
+from pacecar.kernel_files.link_speeds import INTERFACE_HAS_NONE, parse_port_rate, parse_port_state
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 

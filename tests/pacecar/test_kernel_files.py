@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pacecar.kernel_files.cgroups import levels_of, parse_memory_limit, v2_group
-from pacecar.kernel_files.memory import rows_bytes
-from pacecar.kernel_files.network import (
+from pacecar.kernel_files.link_speeds import (
     ActiveRdmaPort,
     active_rdma_ports,
     is_link,
     nominal_speed,
     parse_speed,
 )
+from pacecar.kernel_files.memory import rows_bytes
 from pacecar.kernel_files.processors import numa_nodes, parse_cpu_list, run_delay_ns
 from pacecar.kernel_files.reader import KernelFiles, OpenFile, integer, lines_of, row, whole
 

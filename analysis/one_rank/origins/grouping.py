@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pacecar.analysis.trace.columns import NONE
 
+from .call_inputs import CallInputs, inputs_of
 from .calls import Calls
 from .nesting import values_at
-from .signatures import CallInputs, inputs_of
 
 __all__ = ["Groups", "Origin", "Origins", "longest_of", "origins_of"]
 

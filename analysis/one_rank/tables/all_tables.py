@@ -22,10 +22,10 @@ from ..origins.calls import Calls, calls_of
 from ..origins.grouping import origins_of
 from ..origins.nesting import values_at
 from ..origins.window import window_of
+from .allocator_memory import memory_timelines
 from .annotations import annotation_totals
 from .kernels import kernel_totals
 from .launches import launch_statistics
-from .memory import memory_timelines
 from .operators import operator_totals
 from .roofline import operation_shapes
 

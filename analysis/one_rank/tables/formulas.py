@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ..origins.signatures import CallInputs, Tensor
+from ..origins.call_inputs import CallInputs, Tensor
 
 __all__ = ["OPERATIONS", "Operation", "OperationWork"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pacecar.kernel_files.network import parse_port_rate, parse_port_state, parse_speed
+from pacecar.kernel_files.link_speeds import parse_port_rate, parse_port_state, parse_speed
 from pacecar.kernel_files.reader import integer, lines_of
 
 from ..host_access import FactReader

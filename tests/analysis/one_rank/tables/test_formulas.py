@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import flop_counter
 
-from pacecar.analysis.one_rank.origins.signatures import inputs_of
+from pacecar.analysis.one_rank.origins.call_inputs import inputs_of
 from pacecar.analysis.one_rank.tables.formulas import OPERATIONS, _pairs
 from pacecar.analysis.one_rank.tables.roofline import arithmetic_of
 from pacecar.analysis.trace.details.detail_columns import Signature
