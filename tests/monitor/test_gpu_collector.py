@@ -253,7 +253,7 @@ FABRIC = ("pacecar_gpu_fabric_info", "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1", "5"
 def test_a_driver_with_older_structures_says_less(standin, make, clock, newest, problem, conditions, healths):
     standin.page.structures = newest
     collector = make()
-    read = of_gpu(settled(collector, clock), 1)
+    read = of_gpu(settled(collector, clock, ticks=12), 1)  # on a busy machine a call looks dear and is put off
     assert read[(*FABRIC, problem)] == 1
     assert len([key for key in read if key[0] == "pacecar_gpu_fabric_condition"]) == conditions
     assert len([key for key in read if key[0] == "pacecar_gpu_fabric_health"]) == healths
