@@ -22,10 +22,10 @@ from ..graph.causes import CauseCode
 from ..graph.job_graph import ReplayScenario
 from ..graph.rank_graph import RankGraph
 from ..graph.replay import walls
-from ..one_rank.kernel_families import family_of
+from ..one_rank.kernel_families import family_of, kernel_name
 from ..trace.columns import NONE, CollectiveColumns, Trace
 from ..verdict.findings import VerdictFinding
-from ..verdict.peers import PARTS
+from ..verdict.peers import PARTS, excess_by_name
 from ..verdict.significance import P_MAX, least_p
 from .causal_model import JobModel
 from .collective_arrivals import Lateness
@@ -52,6 +52,10 @@ DOUBTFUL_ERROR_RATIO = 0.1
 
 UNTOLD_WIRE_RATIO = 0.25
 """The same for the time saved if links without anything to compare them with took no time."""
+
+FAMILIES_MAX = 3
+FAMILIES_RATIO = 0.8
+"""The evidence has the families of kernels that make up this share of an excess, at most so many."""
 
 SAME_WORK_RATIO_MAX = 1.02
 """Kernel counts that differ by less than this ratio are the same work."""
@@ -156,6 +160,8 @@ def _evidence(model: JobModel, finding: VerdictFinding, steps: int) -> Iterator[
         yield f"more in {more} of {len(finding.by_step_ns)} {unit}"
         if finding.cause is CauseCode.COMPUTE:
             yield _counts(model, finding)
+            if (families := _families(model, finding, steps)) is not None:
+                yield families
     wall = model.wall_ns / steps
     how = "evenly spread" if finding.kind == "imbalance" else "as its peers"
     yield f"{how} it would save {duration(finding.saved_ns / steps)} of {duration(wall)}{per}, by replay"
@@ -183,6 +189,25 @@ def _counts(model: JobModel, finding: VerdictFinding) -> str:
     if mine > SAME_WORK_RATIO_MAX * others:
         return f"it ran more: {mine} {what}, its peers {others}"
     return f"it ran the same work slower: {mine} {what}, its peers {others}"
+
+
+def _families(model: JobModel, finding: VerdictFinding, steps: int) -> str | None:
+    """Return in which kernels' families, or operators, a rank differs from its peers; None if they are other stages."""
+    place = finding.places[0]
+    if _is_among_stages(model, finding):
+        return None
+    rank, sums = model.graph.ranks[place], dict[str, int]()
+    for name, excess in excess_by_name(rank, model.judgement.compared[place], finding.cause).items():
+        word = kernel_name(name) if rank.events.is_host_job else family_of(name)
+        sums[word] = sums.get(word, 0) + excess
+    longer = sorted(((excess, word) for word, excess in sums.items() if excess > 0), reverse=True)
+    left, words = FAMILIES_RATIO * sum(excess for excess, _ in longer), []
+    for excess, word in longer[:FAMILIES_MAX]:
+        if left <= 0:
+            break
+        left -= excess
+        words.append(f"{word} ({duration(excess / steps)})")
+    return f"most of the difference is in {', '.join(words)}" if words else None
 
 
 def incidents_of(model: JobModel, traces: Sequence[Trace]) -> list[StepIncident]:

@@ -24,7 +24,10 @@ from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.rank_graph import RankGraph, RankWeights
 from ..trace.columns import NONE
 
-__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "compare_in_time", "equalized", "with_durations"]
+__all__ = [
+    "PARTS", "Atoms", "Compared", "atoms_of", "compare", "compare_in_time", "equalized", "excess_by_name",
+    "with_durations",
+]  # fmt: skip
 
 Index = NDArray[np.int64]
 
@@ -312,3 +315,21 @@ def with_durations(weights: RankWeights, atoms: Atoms, chosen: Index, durations_
         mine = atoms.kind[chosen] == kind
         part[atoms.at[chosen[mine]]] = durations_ns[mine]
     return RankWeights(*parts)
+
+
+def excess_by_name(graph: RankGraph, compared: Compared, cause: CauseCode) -> dict[str, int]:
+    """Return how much longer than its peers a rank took with `cause`, by name of kernel or operator, in nanoseconds."""
+    atoms = compared.atoms
+    chosen = np.flatnonzero((atoms.cause == cause) & (atoms.kind != _DELAY))
+    is_row = atoms.kind[chosen] == _ROW
+    name = np.empty(len(chosen), dtype=np.int64)
+    name[is_row] = graph.events.rows.name[graph.order[atoms.at[chosen[is_row]]]]
+    name[~is_row] = graph.events.host.name[atoms.at[chosen[~is_row]]]
+    names, number = np.unique(name, return_inverse=True)
+    sums = np.zeros(len(names), dtype=np.int64)
+    np.add.at(sums, number.reshape(-1), (atoms.duration_ns - compared.median_ns)[chosen])
+    return {
+        graph.events.trace.names[each]: excess
+        for each, excess in zip(names.tolist(), sums.tolist(), strict=True)
+        if each != NONE
+    }

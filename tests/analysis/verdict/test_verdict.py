@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from pacecar.analysis.verdict.peers import excess_by_name
 from tests.analysis.models import analyzed, modelled
 from tests.kit.simulated_jobs import (
     LOUD,
@@ -48,6 +50,25 @@ def test_what_the_trace_itself_names_is_named_where_it_happens_once(kind: FaultK
 def test_the_step_from_which_on_it_is_so_is_found() -> None:
     job = ddp(Fault(FaultKind.SLOW_COMPUTE, (3,), 0.15, steps=(3, 4, 5, 6)), seed=4)
     assert [one.since_step for one in analyzed(simulate(job).traces()).stragglers] == [3]
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("ddp", r"is in gemm \([\d.]+ (us|ms)\), attention \([\d.]+ us\);"),
+        ("gloo", r"is in \S+: AddmmBackward0 \("),
+        ("pipeline", r"is in gemm \("),
+    ],
+)
+def test_the_evidence_has_the_kernels_in_which_a_slow_rank_differs_from_its_peers(layout: str, words: str) -> None:
+    job = Job(**LAYOUTS[layout], faults=(Fault(FaultKind.SLOW_COMPUTE, (3,), 0.3),), seed=4)
+    traces = simulate(job).traces()
+    [straggler] = analyzed(traces).stragglers
+    assert re.search(words, straggler.evidence), straggler.evidence
+    model = modelled(traces)
+    [finding] = model.judgement.findings
+    found = excess_by_name(model.graph.ranks[3], model.judgement.compared[3], finding.cause)
+    assert sum(found.values()) == finding.excess_ns
 
 
 def test_two_faults_are_both_named_the_worse_first() -> None:
