@@ -38,6 +38,7 @@ from pacecar.profiler.hook.hook import Hook, StepListener
 from pacecar.profiler.hook.identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.profiler.ranks.cross_rank.cross_rank_window import WindowRank
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, uncompiled
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.what_if import RankWhatIf
@@ -103,6 +104,9 @@ class JobRun(StepListener, DaemonInbox):
         self.commands: CommandHandler | None = None
         """Executes users' commands to the tuner."""
         self.rank_monitor: RankMonitor | None = None
+        self._window: WindowRank | None = None
+        if config.cross_rank_windows and config.windows and config.crew and hello.world_size > 1:
+            self._window = WindowRank(hello, self.hook, SystemClock(), on_device=on_device)
         self._forward_boundaries: ForwardBoundaries | None = None
         self._store: StoreThread | None = None
 
@@ -167,6 +171,7 @@ class JobRun(StepListener, DaemonInbox):
             throttled=self._throttling.is_throttled,
             is_told=lambda: self.tuner is not None and self.tuner.agreement.has_left,
             is_pipeline=lambda: self._what_if.is_pipeline,
+            window=self._window,
         )
         self.rank_monitor.start()
 
@@ -187,6 +192,8 @@ class JobRun(StepListener, DaemonInbox):
             self.tuner.on_boundary(step)
         if self.tracing.is_tracing:
             self.tracing.boundary()
+        if self._is_recorded:
+            self._record_step()
         if self.messages.waiting:
             if self.hook.is_alive:
                 self.messages.boundary(self.hook.step, self._outbox.put)
@@ -200,7 +207,20 @@ class JobRun(StepListener, DaemonInbox):
 
     def wants_boundary(self) -> bool:
         """Return whether any part wants the next boundary: each call costs microseconds, even with nothing to do."""
-        return self.tuner is not None or self.tracing.is_tracing or bool(self.messages.waiting)
+        is_asked = self.tracing.is_tracing or bool(self.messages.waiting) or self._is_recorded
+        return self.tuner is not None or is_asked
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether steps are, or are to be, recorded together with other ranks."""
+        return self._window is not None and self._window.recorder.is_pending
+
+    def _record_step(self) -> None:
+        assert self._window is not None, "only with windows"
+        if self.hook.is_alive:
+            self._window.recorder.boundary()
+        else:
+            self._window.recorder.close()
 
     def holds_windows(self) -> bool:
         """Return whether a command waits: it may ask for a trace."""
@@ -255,6 +275,8 @@ class JobRun(StepListener, DaemonInbox):
             _guard(commands, commands.close)
         if (monitor := self.rank_monitor) is not None:
             _guard(monitor, monitor.close)
+        if (window := self._window) is not None:
+            _guard(window, window.recorder.close)
         _guard(self.tracing, self.tracing.close)
         _guard(self.messages, lambda: self.messages.close(self._outbox.put))
         _guard(self.hook, lambda: self.hook.close(reason))

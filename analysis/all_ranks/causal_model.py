@@ -168,7 +168,8 @@ def _cut(trace: Trace, end_ns: int | None) -> _Cut:
     row_of[np.flatnonzero(keep_device)] = np.arange(int(keep_device.sum()))
     kept_group = np.flatnonzero(group & keep_host)
     row_of[len(issued) + kept_group] = int(keep_device.sum()) + np.arange(len(kept_group))
-    if keep_device.all() and keep_host.all():
+    is_inside = end_ns is None or bool((host.end_ns <= end_ns).all())
+    if is_inside and keep_device.all() and keep_host.all():
         return _Cut(trace, row_of)
     rows = {name: getattr(device, name)[keep_device] for name in DeviceRows.__dataclass_fields__}
     calls = {name: getattr(host, name)[keep_host] for name in HostRows.__dataclass_fields__}

@@ -22,6 +22,7 @@ from ..graph.causes import CauseCode
 from ..graph.job_graph import ReplayScenario
 from ..graph.rank_graph import RankGraph
 from ..graph.replay import walls
+from ..one_rank.condensed_trace import OPERATOR_MARK
 from ..one_rank.kernel_families import family_of, kernel_name
 from ..trace.columns import NONE, CollectiveColumns, Trace
 from ..verdict.findings import VerdictFinding
@@ -159,7 +160,8 @@ def _evidence(model: JobModel, finding: VerdictFinding, steps: int) -> Iterator[
         unit = "steps" if model.steps else "parts of the record"
         yield f"more in {more} of {len(finding.by_step_ns)} {unit}"
         if finding.cause is CauseCode.COMPUTE:
-            yield _counts(model, finding)
+            if not model.graph.ranks[finding.places[0]].events.trace.is_condensed:
+                yield _counts(model, finding)
             if (families := _families(model, finding, steps)) is not None:
                 yield families
     wall = model.wall_ns / steps
@@ -198,6 +200,7 @@ def _families(model: JobModel, finding: VerdictFinding, steps: int) -> str | Non
         return None
     rank, sums = model.graph.ranks[place], dict[str, int]()
     for name, excess in excess_by_name(rank, model.judgement.compared[place], finding.cause).items():
+        name = name.partition(OPERATOR_MARK)[0]
         word = kernel_name(name) if rank.events.is_host_job else family_of(name)
         sums[word] = sums.get(word, 0) + excess
     longer = sorted(((excess, word) for word, excess in sums.items() if excess > 0), reverse=True)

@@ -1,4 +1,5 @@
 """Analyzes one rank's trace: its steps, ledger, collectives, families of kernels and what-if scenarios.
 
 Start at `one_trace`; `tables` has what one looks figures up in, and `origins` says what each row came from.
+`condensed_trace` merges rows of a trace that is sent to another rank, `trace_bytes` encodes it.
 """

@@ -232,6 +232,8 @@ class Trace:
     wall_offset_ns: int | None = None
     has_integer_microseconds: bool = False
     is_truncated: bool = False
+    is_condensed: bool = False
+    """Whether a row stands for many kernels or operators (`condensed_trace`)."""
     is_device_complete: bool = True
     """Whether at most single rows of device work are missing; otherwise idle time may be lost work."""
     events: int = 0

@@ -31,14 +31,14 @@ import msgspec
 from msgspec import Meta
 
 from pacecar.records.hangs import ProcessState, RankAccount
-from pacecar.records.ranges import Label, Rank
+from pacecar.records.ranges import Count, Label, Rank
 
 from ..transport.rendezvous import RendezvousError, consult
 from .process_state import ProcessIdentity
 
 __all__ = [
     "ABSENT_MAX", "ANSWER_SECONDS", "AccountListener", "Door", "Heard", "ProcessStates", "Question", "Road", "Silence",
-    "ask", "exchange_doors",
+    "WindowState", "ask", "exchange_doors",
 ]  # fmt: skip
 
 FRAME_BYTES_MAX = 1024 * 1024
@@ -73,12 +73,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank asks another.
 
     Its account, to look into a hang (`summon`), what it knows of the processes of `ranks` on its host, or nothing
-    (`greeting`), which shows that it can be reached.
+    (`greeting`), which shows that it can be reached.  Or whether it can record `steps` steps for a cross-rank window
+    (`window_offer`), to record them from `first_step` on (`window_order`), and what it recorded (`window_part`).
     """
 
     token: Annotated[str, Meta(max_length=64)]
-    what: Literal["account", "summon", "processes", "greeting"]
+    what: Literal["account", "summon", "processes", "greeting", "window_offer", "window_order", "window_part"]
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=ABSENT_MAX)] = ()
+    first_step: Count = 0
+    steps: Count = 0
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -89,6 +92,14 @@ class ProcessStates(msgspec.Struct, frozen=True, tag="processes"):
     """States of processes on the answering rank's host, in the order of the question; None: not on this host."""
 
     states: Annotated[tuple[ProcessState | None, ...], Meta(max_length=ABSENT_MAX)] = ()
+
+
+class WindowState(msgspec.Struct, frozen=True, tag="window"):
+    """How far a rank at `step` is with a cross-rank window, or why it has none; `part` is its condensed trace."""
+
+    step: Count
+    refusal: Annotated[str, Meta(max_length=500)] | None = None
+    part: Annotated[bytes, Meta(max_length=FRAME_BYTES_MAX)] | None = None
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -117,7 +128,7 @@ class Road(msgspec.Struct, frozen=True):
     doors: tuple[Door, ...]
 
 
-Answer = RankAccount | Heard | ProcessStates | Silence
+Answer = RankAccount | Heard | ProcessStates | WindowState | Silence
 
 _question = msgspec.msgpack.Decoder(Question)
 _encode = msgspec.msgpack.Encoder().encode
@@ -126,6 +137,9 @@ _decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "summon": msgspec.msgpack.Decoder(Heard),
     "greeting": msgspec.msgpack.Decoder(Heard),
     "processes": msgspec.msgpack.Decoder(ProcessStates),
+    "window_offer": msgspec.msgpack.Decoder(WindowState),
+    "window_order": msgspec.msgpack.Decoder(WindowState),
+    "window_part": msgspec.msgpack.Decoder(WindowState),
 }
 _door = msgspec.json.Decoder(Door)
 
@@ -159,7 +173,7 @@ def exchange_doors(
 class AccountListener:
     """Answers questions on a thread of its own; `answer` takes a question and returns what to send."""
 
-    def __init__(self, answer: Callable[[Question], RankAccount | Heard | ProcessStates]) -> None:
+    def __init__(self, answer: Callable[[Question], RankAccount | Heard | ProcessStates | WindowState]) -> None:
         self._answer = answer
         self._token: str | None = None
         self._socket: socket.socket | None = None

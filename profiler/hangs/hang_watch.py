@@ -34,6 +34,7 @@ from .account_road import (
     Question,
     Road,
     Silence,
+    WindowState,
     ask,
     exchange_doors,
 )  # fmt: skip
@@ -88,7 +89,9 @@ class HangWatch:
         progress: Callable[[], TrainingProgress],
         is_closing: Callable[[], bool],
         run_dir: str | None = None,
+        answer_of_window: Callable[[Question], WindowState],
     ) -> None:
+        self._answer_of_window = answer_of_window
         self._hello = hello
         self._emit = emit
         self._clock = clock
@@ -113,6 +116,11 @@ class HangWatch:
     def can_inquire(self) -> bool:
         """Whether the ranks know where each other listen."""
         return self._road is not None
+
+    @property
+    def road(self) -> Road | None:
+        """Where the ranks listen, None as long as they have not said so."""
+        return self._road
 
     @property
     def has_verdict(self) -> bool:
@@ -142,7 +150,7 @@ class HangWatch:
 
     # --- the accounts' thread ---------------------------------------------------------------------
 
-    def _answer(self, question: Question) -> RankAccount | Heard | ProcessStates:
+    def _answer(self, question: Question) -> RankAccount | Heard | ProcessStates | WindowState:
         match question.what:
             case "account":
                 return self._speaker.account()
@@ -152,6 +160,8 @@ class HangWatch:
                 return ProcessStates(tuple(self._process_of(rank) for rank in question.ranks))
             case "greeting":
                 pass
+            case _:
+                return self._answer_of_window(question)
         return Heard()
 
     # --- the monitor thread -------------------------------------------------------------------------

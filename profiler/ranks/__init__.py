@@ -12,6 +12,7 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
     straggler_detector                  which rank is late, and why
     link_diagnosis                      whether a rank's link is slow
     collection_diagnosis                whether a rank's garbage collector holds the others up
+    cross_rank                          all ranks record the same steps when one seems late, for the model of `analyze`
     cusum                               whether it is chance
     what_if                             bounds for one rank and for the job
     reports                             records and log lines

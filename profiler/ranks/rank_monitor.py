@@ -32,6 +32,7 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, JobRecord, StepRecord
 
+from ..hangs.account_road import Question, WindowState
 from ..hangs.hang_detector import HangDetector, is_in_loader, where
 from ..hangs.hang_watch import HangWatch
 from ..hangs.rank_account import TrainingProgress
@@ -41,6 +42,7 @@ from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.rendezvous import RendezvousError
 from ..transport.side_group import failure, is_lost
 from .collective_waits import CollectiveWaits
+from .cross_rank.cross_rank_window import CrossRankWindow, WindowRank
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
 from .exchange.gloo_transport import GlooTransport, Meeting
@@ -104,7 +106,8 @@ class RankMonitor:
     """One rank's part in the comparison.
 
     `emit` takes records.  `throttled` returns whether the device throttles its clocks, `is_told` whether the log says
-    already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  With `transport`
+    already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  `window` is this
+    rank's part of cross-rank windows, None for none.  With `transport`
     None it uses gloo if there is a process group of several ranks.  Construct and start it on the training thread.
     """
 
@@ -120,7 +123,9 @@ class RankMonitor:
         throttled: Callable[[], bool | None] = lambda: None,
         is_told: Callable[[], bool] = lambda: False,
         is_pipeline: Callable[[], bool] = lambda: False,
+        window: WindowRank | None = None,
     ) -> None:
+        self._window = window
         self._hello = hello
         self._period = config.crew_period_steps
         self._run_dir = config.run_dir
@@ -131,6 +136,9 @@ class RankMonitor:
         self._is_told = is_told
         self._report = RankReports(hello, emit, self._clock, is_pipeline)
         self._straggler_detector = StragglerDetector(hello.job, hello.world_size)
+        self._windows: CrossRankWindow | None = None
+        if window is not None and hello.rank == 0:
+            self._windows = CrossRankWindow(hello, window, self._report.straggler, self._clock, lambda: watched.step)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
         self._hang_ns = round(config.hang_seconds * 1e9)
         self._hang_detector = HangDetector(self._hang_ns, self._clock.monotonic_ns())
@@ -216,6 +224,9 @@ class RankMonitor:
                 self._transport.close()
             if self._hang_watch is not None:
                 self._hang_watch.close()
+            for part in (self._windows, self._window):
+                if part is not None:
+                    part.close()
 
     def _rest(self, seconds: float) -> bool:
         """Wait, and sample the training thread's waits in collectives meanwhile; return whether the monitor closes."""
@@ -281,6 +292,7 @@ class RankMonitor:
             progress=self._progress,
             is_closing=self._closing.is_set,
             run_dir=self._run_dir,
+            answer_of_window=self._answer_of_window,
         )
         self._hang_watch = watch
         if meeting is None:
@@ -291,6 +303,11 @@ class RankMonitor:
             if not self._closing.is_set():
                 reason = str(error) if isinstance(error, RendezvousError) else failure(error)
                 _log.warning("pacecar cannot ask the ranks of this job why it hangs: %s", reason)
+
+    def _answer_of_window(self, question: Question) -> WindowState:
+        if self._window is None or self.off_because is not None:
+            return WindowState(self._watched.step, self.off_because or "the hook takes no windows")
+        return self._window.answer(question)
 
     def _wait_and_check(self, seconds: float) -> None:
         if self._closing.wait(seconds):
@@ -356,6 +373,7 @@ class RankMonitor:
             # At the end of a job another rank may close first, which looks like a failure for a moment.
             if not self._closing.wait(FAREWELL_SECONDS):
                 self._off(_reason(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
+        self._go_on_with_window()
         self._check_for_hang()
         spent = time.thread_time_ns() - begun
         if self._hang_watch is not None:
@@ -365,6 +383,20 @@ class RankMonitor:
     def _charge(self, spent_ns: int) -> None:
         self.cpu_ns += spent_ns
         self._watched.budget.charge(spent_ns)
+
+    def _go_on_with_window(self) -> None:
+        if self._window is None or self._closing.is_set():
+            return
+        try:
+            self._window.tick()
+            if self._windows is not None and self._gathers is not None and self._hang_watch is not None:
+                self._windows.tick(self._hang_watch.road, self._closing.is_set)
+        except Exception as error:  # noqa: BLE001  ranks are compared, and hangs watched for, without windows
+            _log.warning("pacecar no longer records steps of all ranks together: %s", _reason(error))
+            for part in (self._windows, self._window):
+                if part is not None:
+                    part.close()
+            self._window = None
 
     def _has_news(self) -> bool:
         """Return whether to make records of finished steps now; one by one costs three times as much as in bulk."""
@@ -410,8 +442,13 @@ class RankMonitor:
             self._ranges.receive(rows)
             if self._hello.rank == 0 and len(rows) > 1:
                 self._report.ledger(rows)
-                for late in self._straggler_detector.judge(rows, self._clock.wall_ns()):
-                    self._report.straggler(late)
+                changes = self._straggler_detector.judge(rows, self._clock.wall_ns())
+                if self._windows is not None:
+                    self._windows.detected(changes)
+                    self._windows.look(exchange.totals)
+                else:
+                    for late in changes:
+                        self._report.straggler(late)
                 self._report.what_if(exchange.totals)
 
     def _row(self, cut: RangeCut) -> RankRange:

@@ -178,8 +178,8 @@ class WindowProfiler:
         """Return whether a process group's thread is known to be working right now."""
         return may_collectives_be_out() and bool(self._pause.working())
 
-    def close(self) -> tuple[Sequence[Activity], bool]:
-        """End the session without waiting for the device.
+    def close(self, path: str | None = None) -> tuple[Sequence[Activity], bool]:
+        """End the session without waiting for the device, and write it to `path` as a trace, if there is one.
 
         Return its rows, read in the cheapest way this torch has, and whether their thread numbers are the system's.
 
@@ -196,7 +196,12 @@ class WindowProfiler:
         with quiet():
             results: Any = self._disable()
         on_device = ProfilerActivity.CUDA in self._activities
-        return _rows_of(results, on_device=on_device), hasattr(results, "trace_activities")
+        rows = _rows_of(results, on_device=on_device)
+        if path is not None:
+            self.bar_if_outlived(rows)
+            with quiet():
+                results.save(path)
+        return rows, hasattr(results, "trace_activities")
 
     def discard(self) -> None:
         """End an open session, if any, and drop its rows.

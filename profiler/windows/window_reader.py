@@ -169,6 +169,31 @@ class WindowReader:
         self._offset_ns = self._clock_offset_ns()
         self._profiler.open()
 
+    def open_recording(self) -> None:
+        """Open a session over several steps, to be written to a file; requires `may_open()`."""
+        self._observed_from_ns = None
+        self._profiler.open()
+
+    def pause_recording(self) -> bool:
+        """Stop recording after the last step; return whether the session may end."""
+        return not self._profiler.pause() or self._profiler.may_end()
+
+    def may_end_recording(self) -> bool:
+        """Return whether a paused recording may end, because no process group's thread writes to it any more."""
+        return self._profiler.may_end()
+
+    def close_recording(self, path: str) -> int:
+        """End the session and write it to `path`; return the number of its rows.
+
+        Raises:
+            WindowUnavailable: the training loop moved to another thread, where a session cannot be ended.
+        """
+        return len(self._profiler.close(path)[0])
+
+    def discard_recording(self) -> None:
+        """End the session, if there is one, and drop its rows."""
+        self._profiler.discard()
+
     def open_slice(self) -> None:
         """Open a session within a step, only to count its rows; requires `may_open()`."""
         self._observed_from_ns = None

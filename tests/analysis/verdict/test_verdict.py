@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from pacecar.analysis.trace.columns import HostKind
 from pacecar.analysis.verdict.peers import excess_by_name
 from tests.analysis.models import analyzed, modelled
 from tests.kit.simulated_jobs import (
@@ -69,6 +71,16 @@ def test_the_evidence_has_the_kernels_in_which_a_slow_rank_differs_from_its_peer
     [finding] = model.judgement.findings
     found = excess_by_name(model.graph.ranks[3], model.judgement.compared[3], finding.cause)
     assert sum(found.values()) == finding.excess_ns
+
+
+def test_a_row_that_runs_past_the_last_step_counts_up_to_its_end() -> None:
+    """The rows that are open when a recording ends, such as the optimizer's, last until it has ended."""
+    traces = simulate(Job(**LAYOUTS["gloo"], seed=4)).traces()
+    host = traces[3].host_rows
+    end_ns = host.end_ns.copy()
+    end_ns[np.flatnonzero(host.kind == HostKind.OPTIMIZER)[-1]] += 500_000_000
+    traces[3] = replace(traces[3], host_rows=replace(host, end_ns=end_ns))
+    assert analyzed(traces).stragglers == []
 
 
 def test_two_faults_are_both_named_the_worse_first() -> None:
