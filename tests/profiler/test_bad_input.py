@@ -176,7 +176,7 @@ def test_a_script_that_fails_ends_with_its_own_code_and_its_own_last_words(place
     assert (said[-1] if said else None) == last
     ours = [line for line in said if "/profiler/" in line]
     # The generator that times the loader stands between the loop and the loader.
-    assert all("loader.py" in line for line in ours) if place == "loader" else not ours
+    assert all("loading.py" in line for line in ours) if place == "loader" else not ours
 
 
 HANGING = """
