@@ -9,7 +9,6 @@ do not take the processors from each other; `work` gives rank 1 longer sequences
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.records import JobRecord, Straggler
+from tests.kit.long_collection import collect_for
 
 WIDTH, LAYERS, TOKENS = 64, 4, 32
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.01, 0.02
@@ -152,18 +152,6 @@ def batches(fault: Fault, steps: int, variable: bool) -> Iterator[torch.Tensor]:
         if fault.is_on("work"):
             tokens = round(TOKENS * (1 + fault.seconds / STEP_SECONDS))
         yield torch.randn(8, tokens, WIDTH, generator=draw)
-
-
-def collect_for(seconds: float) -> None:
-    """Let a garbage collection take `seconds`: after pacecar has seen it begin."""
-
-    def hold(phase: str, _: object) -> None:
-        if phase == "start":
-            time.sleep(seconds)
-
-    gc.callbacks.append(hold)
-    gc.collect()
-    gc.callbacks.remove(hold)
 
 
 class Said:

@@ -33,7 +33,7 @@ _RANKS = (re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE), re.compile(r"
 """After the word, or else at the end."""
 
 
-_EVIDENCE = re.compile(r"hang-step\d+\.json")
+_EVIDENCE = re.compile(r"hang(-step\d+)?\.json")
 _OF_RUNS = re.compile(r"rank\d+\.(jsonl|log)")
 """What else pacecar writes into a run folder."""
 

@@ -1,6 +1,6 @@
-"""Writes what a verdict on a hang is based on into the run folder: `hang-step<step>.json`, a `HangEvidence`.
+"""Writes what a verdict on a hang is based on into the run folder: a `HangEvidence` in `hang-step387.json`.
 
-`pacecar analyze --hang` reads it again.
+It is `hang.json` if the step is unknown.  `pacecar analyze --hang` reads it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def keep_evidence(folder: Path, verdict: HangVerdict, accounts: Sequence[RankAcc
 
 
 def _write(folder: Path, verdict: HangVerdict, accounts: Iterable[RankAccount]) -> None:
-    path = folder / f"hang-step{verdict.step or 0}.json"
+    path = folder / ("hang.json" if verdict.step is None else f"hang-step{verdict.step}.json")
     try:
         with replacing(path, make_mode=FOLDER_MODE) as file:
             file.write(_encoded(verdict, accounts))

@@ -113,11 +113,6 @@ class HangWatch:
         self._charged_ns = 0
 
     @property
-    def can_inquire(self) -> bool:
-        """Whether the ranks know where each other listen."""
-        return self._road is not None
-
-    @property
     def road(self) -> Road | None:
         """Where the ranks listen, None as long as they have not said so."""
         return self._road

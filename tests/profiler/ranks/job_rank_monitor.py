@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import gc
 import json
 import os
 import subprocess
@@ -37,6 +36,7 @@ from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 from tests.kit.listeners import HeardSteps
+from tests.kit.long_collection import collect_for
 from tests.kit.ranks import RANKS_SECONDS_MAX
 from tests.kit.waiting import until
 
@@ -159,18 +159,6 @@ class Part:
     @property
     def is_over(self) -> bool:
         return self.step >= (STEPS_MAX if self.play.end is None else self.play.end)
-
-
-def collect_for(seconds: float) -> None:
-    """Let a garbage collection take `seconds`: after pacecar has seen it begin."""
-
-    def hold(phase: str, _: object) -> None:
-        if phase == "start":
-            time.sleep(seconds)
-
-    gc.callbacks.append(hold)
-    gc.collect()
-    gc.callbacks.remove(hold)
 
 
 class Extra(nn.Module):
