@@ -20,6 +20,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from pacecar.safe_files import replacing
+
 __all__ = ["WindowFinding", "WindowVerdict", "main"]
 
 DOUBTS = ("replay_not_trusted", "too_few_steps", "nobody_unproven")
@@ -68,9 +70,8 @@ def main(words: Sequence[str]) -> int:
                 result = _judge(Path(folder))
             case _:
                 raise ValueError(f"unknown task {list(words)[:1]}")
-        draft = Path(f"{out}.draft")
-        draft.write_bytes(result)
-        draft.rename(out)
+        with replacing(out) as file:
+            file.write(result)
     except Exception as error:  # noqa: BLE001  the parent reads one line
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
