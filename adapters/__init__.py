@@ -10,7 +10,7 @@
 This package imports none of them: each module imports its library, and names the one that is missing.  An adapter
 changes only attributes of single objects, for the time of one training, and restores them afterwards.
 
-What they share, imported through `shared_imports`: `shared_attach` unwraps, logs the one line and has the tested
+What they share, imported through `guarded_imports`: `shared_attach` unwraps, logs the one line and has the tested
 versions, outside of which nothing is tuned.  `regroup` forms other micro-batches without changing the trainer's counts,
 `loss_additivity` tests before the first step whether the loss adds up over pieces, `method_descriptors` replaces a
 method without changing the object, and `metric_log` makes the entries of the loggers.
@@ -18,7 +18,7 @@ method without changing the object, and `metric_log` makes the entries of the lo
 To add an adapter, in this order:
 
 1. A module here that imports the library and calls `attach_for` from the library's own callback (`ray` is the shortest,
-   `lightning` has a callback).  Import shared parts from `shared_imports`, so that a broken install does not end the
+   `lightning` has a callback).  Import shared parts from `guarded_imports`, so that a broken install does not end the
    job.  If the trainer keeps its batches whole, set `pacer.batcher.refused` to the reason.  A line in this docstring.
 2. `adapters/shared_attach.py`: the tested versions, by *distribution* name, which `attach_for` gets, too;
    `requirements/adapters.txt`: the version.

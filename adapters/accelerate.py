@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from .shared_imports import Regrouper, attach_for, checked, find_ddp
+from .guarded_imports import Regrouper, attach_for, checked, find_ddp
 
 try:
     from accelerate import Accelerator

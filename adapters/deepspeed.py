@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from .shared_imports import MethodReplacement, attach_for, checked, replace_method, say
+from .guarded_imports import MethodReplacement, attach_for, checked, replace_method, say
 
 try:
     from deepspeed.runtime.engine import DeepSpeedEngine

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import LBFGS
 
-from .shared_imports import MethodReplacement, Regrouper, attach_for, checked, replace_method, say
+from .guarded_imports import MethodReplacement, Regrouper, attach_for, checked, replace_method, say
 
 try:
     from lightning.pytorch import Callback

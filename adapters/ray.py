@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .shared_imports import attach_for, checked
+from .guarded_imports import attach_for, checked
 
 try:
     from ray import train

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from .shared_imports import MethodReplacement, Regrouper, attach_for, checked, differs, replace_method, say
+from .guarded_imports import MethodReplacement, Regrouper, attach_for, checked, differs, replace_method, say
 
 try:
     from transformers import Trainer, TrainerCallback

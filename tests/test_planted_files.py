@@ -15,7 +15,7 @@ from pacecar.analysis.output.merged_trace.perfetto import write_perfetto
 from pacecar.analysis.output.page.picture import write_picture
 from pacecar.analysis.reading.parallel_reading import Options, analyze
 from pacecar.commands.report.build import BuildOptions
-from pacecar.commands.report.run import ReportOptions, run_report
+from pacecar.commands.report.run_report import ReportOptions, run_report
 from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.monitor.recorder.writer import RecordingFolder

@@ -66,7 +66,7 @@ def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> 
     if options["price_per_gpu_hour"] is None and (epoch is not None or options["epochs"] != 1):
         raise click.UsageError("to price an epoch, give --price-per-gpu-hour")
     from .build import BuildOptions
-    from .run import ReportOptions, run_report
+    from .run_report import ReportOptions, run_report
     from .sections.costs import Prices
 
     prices = Prices(

@@ -34,7 +34,7 @@ def top(config_file: Path | None, where: str | None, once: bool, period_seconds:
     config = load(config_file, {}).daemon
     host = "127.0.0.1" if config.host in ("", "0.0.0.0") else config.host
     from .daemon_poller import FetchError
-    from .run import run_live, run_once
+    from .run_top import run_live, run_once
 
     where = where or f"{f'[{host}]' if ':' in host else host}:{config.port}"
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):

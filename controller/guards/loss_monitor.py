@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..knobs.foreach_ops import norms_of
+from ..foreach_ops import norms_of
 from .divergence_detector import DivergenceSignals
 
 __all__ = ["PENDING_MAX", "LossMonitor"]

@@ -7,7 +7,6 @@ Input: a knob and a value.  Output: the changed job.  Start with `actuator`, the
     batch            micro-batches and the global batch
     fsdp2            when FSDP2 gathers parameters
     deepspeed_zero   the two sizes that ZeRO reads in each step
-    foreach_ops      norms of many tensors in one call
 
 To add a knob, in this order (records, commands, labels, pages and dashboards take it from `pacecar/knobs.py`):
 

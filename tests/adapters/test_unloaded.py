@@ -20,7 +20,7 @@ JOB = Path(__file__).with_name("job_unloaded.py")
 
 NAMED = {
     f"pacecar.adapters.{name}"
-    for name in ("transformers", "lightning", "accelerate", "deepspeed", "ray", "loggers", "shared_imports")
+    for name in ("transformers", "lightning", "accelerate", "deepspeed", "ray", "loggers", "guarded_imports")
 } | {"pacecar.job.handle"}
 """What the script's own imports need: without it they fail, as where pacecar is not installed."""
 

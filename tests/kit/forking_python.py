@@ -42,7 +42,7 @@ TORCH = (
 """What a training script with pacecar attached has loaded after its first step."""
 
 COMMAND = (
-    "pacecar.commands.main", "pacecar.commands.report.run", "pacecar.dashboards.push",
+    "pacecar.commands.main", "pacecar.commands.report.run_report", "pacecar.dashboards.push",
     "click", "msgspec", "http.client", "http.server", "urllib.request", "ssl", "subprocess", "importlib.resources",
 )  # fmt: skip
 """What `pacecar report`, `pacecar dashboards` and the like load: no torch."""

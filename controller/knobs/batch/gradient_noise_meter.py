@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from pacecar.controller.foreach_ops import norms_of
+
 from ..actuator import Gather, StartGather
-from ..foreach_ops import norms_of
 from .gradient_noise_scale import MEASUREMENTS_MIN, GradientNoiseScale
 
 __all__ = ["EVERY_STEPS", "GradientNoiseMeter"]

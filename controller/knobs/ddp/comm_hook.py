@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ..foreach_ops import add_each
+from pacecar.controller.foreach_ops import add_each
 
 __all__ = ["SAMPLE_MAX", "Choice", "Compressor", "sent_by_gather", "sent_by_reduce", "topk_count"]
 

@@ -29,8 +29,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from pacecar.controller.foreach_ops import norms_of
+
 from ..actuator import Gather, StartGather
-from ..foreach_ops import norms_of
 
 __all__ = ["CHECKS", "GradientCheck", "concerns_gradients"]
 
