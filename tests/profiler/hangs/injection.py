@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Case:
     """Whether the job may fail by itself instead, as gloo's does when a process ends."""
     pause_seconds: float = 9.0
     stop_all_seconds: float = 0.0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,12 @@ def inject(folder: Path, case: Case, watch: Callable[[], None] = lambda: None) -
     folder.mkdir(parents=True, exist_ok=True)
     steps = 60 if not case.kinds else 100_000
     arguments = [JOB, str(folder), case.fault, str(case.rank), str(steps)]
-    ranks = start_ranks(arguments, case.world, environ={"PAUSE_SECONDS": str(case.pause_seconds)})
+    ranks = start_ranks(
+        arguments,
+        case.world,
+        python=sys.executable if case.device == "cuda" else None,  # what is forked from another cannot use CUDA
+        environ={"PAUSE_SECONDS": str(case.pause_seconds), "HANG_DEVICE": case.device},
+    )
     try:
         if case.stop_all_seconds:
             _stop_all(folder, case)

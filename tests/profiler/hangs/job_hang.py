@@ -28,6 +28,7 @@ STEP = 25
 
 LONG = 600.0
 PAUSE_SECONDS = float(os.environ.get("PAUSE_SECONDS", "9"))
+DEVICE = torch.device(os.environ.get("HANG_DEVICE", "cpu"))
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -40,7 +41,7 @@ class Job:
         dist.init_process_group("gloo")
         self.group = dist.new_group(list(range(WORLD)), group_desc="dp")
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
         self.model = DistributedDataParallel(self.net)
         self.pacer: pacecar.Pacer | None = None
         self.step = 0
@@ -60,7 +61,7 @@ class Job:
                 time.sleep(LONG)
             if self.is_now("loader_pipe"):
                 os.read(os.pipe()[0], 1)
-            yield torch.ones(4, 64)
+            yield torch.ones(4, 64, device=DEVICE)
 
     def outside(self) -> None:
         """Do what happens after the optimizer's step."""
@@ -109,7 +110,7 @@ class Job:
             self.net.eval()
             with torch.no_grad():
                 while time.monotonic() < end:
-                    self.net(torch.ones(4, 64))
+                    self.net(torch.ones(4, 64, device=DEVICE))
                     time.sleep(0.2)
             self.net.train()
 
@@ -119,15 +120,15 @@ class Job:
         if self.is_now("skip"):
             return
         if self.is_now("extra"):
-            dist.all_reduce(torch.ones(16), group=self.group)
+            dist.all_reduce(torch.ones(16, device=DEVICE), group=self.group)
         if self.is_now("other"):
-            dist.broadcast(torch.ones(16), 0, group=self.group)
+            dist.broadcast(torch.ones(16, device=DEVICE), 0, group=self.group)
             return
         if self.is_now("late"):
             time.sleep(LONG)
         if self.is_now("receive"):
             dist.recv(torch.ones(4), (RANK + 1) % WORLD)
-        dist.all_reduce(torch.ones(size), group=self.group)
+        dist.all_reduce(torch.ones(size, device=DEVICE), group=self.group)
 
 
 class Late(nn.Module):
@@ -140,7 +141,20 @@ class Late(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.job.is_now("forward"):
             time.sleep(LONG)
+        if self.job.is_now("kernel"):
+            compute_for_long()
         return inputs
+
+
+def compute_for_long() -> None:
+    """Keep the device busy for LONG: a GPU with one kernel, which the host does not wait for."""
+    if DEVICE.type == "cuda":
+        torch.cuda._sleep(int(LONG * 2e9))  # cycles
+        return
+    end = time.monotonic() + LONG
+    numbers = torch.ones(256, 256)
+    while time.monotonic() < end:
+        numbers = torch.tanh(numbers @ numbers)
 
 
 def main(folder: Path, fault: str, rank: int, steps: int) -> None:
