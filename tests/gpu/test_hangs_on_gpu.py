@@ -44,6 +44,7 @@ def test_host(fault: str, kind: str, tmp_path: Path, device: torch.device, figur
     assert named[0]["seconds"] < SECONDS_MAX
 
 
+@pytest.mark.full
 def test_kernel(tmp_path: Path, device: torch.device, figures: Figures) -> None:
     """The rank that waits for one with a kernel that does not end is not named."""
     stuck("kernel", ("not_joined", "no_answer"), tmp_path, device, figures)
