@@ -40,8 +40,9 @@ def pace_section() -> Section:
     by_rank = mean_of("pacecar_job_step_wall_seconds_total", "pacecar_job_steps_total")
     pace = combine("max", select("pacecar_job_pace_seconds"))
     baseline = combine("min", ONE_JOB.fast_times("pacecar_job_pace_seconds"))
+    hung = combine("max", select("pacecar_job_hang_verdict", all_ranks=True), RANK, "kind")
     return Section("Pace", [
-        (3, 4, stat("Ranks", "Ranks that report. If fewer than the world size, some do not report.",
+        (2, 4, stat("Ranks", "Ranks that report. If fewer than the world size, some do not report.",
             [Query(combine("count", select("pacecar_rank_info", all_ranks=True)), "ranks")],
             unit="none", empty=NO_JOB)),
         (3, 4, stat("Step", "The last step that any rank reported.",
@@ -55,14 +56,17 @@ def pace_section() -> Section:
         (3, 4, stat("Exposed", "Share of the step in which communication ran and no compute did.",
             [Query(share_of_step("exposed_communication"), "exposed")], unit="percentunit", empty=NO_JOB,
             thresholds=[(0.0, GOOD), (0.05, WARN), (0.15, BAD)], decimals=1)),
-        (3, 4, stat("Overhead", "Share of step time that pacecar itself takes; coloured from half the default budget.",
+        (2, 4, stat("Overhead", "Share of step time that pacecar itself takes; coloured from half the default budget.",
             [Query(divide(combine("sum", rate("pacecar_job_overhead_seconds_total", all_ranks=True)),
                           combine("sum", rate("pacecar_job_step_wall_seconds_total", all_ranks=True))), "overhead")],
             unit="percentunit", empty=NO_JOB, decimals=2,
             thresholds=[(0.0, GOOD), (_BUDGET / 2, WARN), (_BUDGET, BAD)])),
-        (3, 4, stat("Last record", "Time since the most silent rank last reported.",
+        (2, 4, stat("Last record", "Time since the most silent rank last reported.",
             [Query(combine("max", select("pacecar_job_last_record_age_seconds", all_ranks=True)), "age")],
             unit="s", empty=NO_JOB, thresholds=[(0.0, GOOD), (30.0, WARN), (120.0, BAD)])),
+        (3, 4, stat("Hang", "The rank that all others wait for, and why, if they do.",
+            [Query(f"{hung} > 0", f"rank {{{{{RANK}}}}}: {{{{kind}}}}")], unit="none", empty="No hang", show="name",
+            thresholds=[(0.0, BAD)])),
         (8, 7, time_series("Step time by rank", "Mean time of all steps in the window; of many ranks the "
             f"{RANKS_DRAWN} slowest.", [Query(f"topk({RANKS_DRAWN}, {by_rank})", f"rank {{{{{RANK}}}}}")],
             unit="s", empty=NO_JOB)),
@@ -124,7 +128,7 @@ def crew_section() -> Section:
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
                 Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",
                       "rank {{rank}} is silent"),
-                Query(combine("max", select("pacecar_job_hang_verdict", all_ranks=True), "rank", "kind"),
+                Query(combine("max", select("pacecar_job_hang_verdict", all_ranks=True), RANK, "kind"),
                       "rank {{rank}}: {{kind}}"),
                 Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
             ], unit="none", empty="No hang was suspected")),
