@@ -1,11 +1,15 @@
 """Measures whom the running job's comparison of ranks names: in simulated CUDA jobs, and in real gloo jobs.
 
 Simulated jobs (`tests/kit/simulated_jobs`, loud noise) tell their steps through the shipped device timer, rows and
-messages to the shipped detector.  One rank gets slow in the middle of the run; a fault counts if it makes the job's
-steps at least 15 % longer.  Real jobs are those of `straggler_job.py`, with rank 1 slowed by 40 % of a step.
+messages to the shipped detectors, one for each subgroup of ranks.  One rank gets slow in the middle of the run, or is
+from its first step on (`always`); a fault counts if it makes the job's steps at least 15 % longer.  Healthy jobs have,
+by turns, sequences of uneven lengths, pauses of all ranks for evaluation and checkpoints, and links that are slow for
+a few steps.  Real jobs are those of `straggler_job.py`, with rank 1 slowed by 40 % of a step.
+
+Everything follows from `--seed`.
 
     python -m bench.bench_stragglers_live
-    python -m bench.bench_stragglers_live --ranks 8 64 --runs 5 --healthy 100
+    python -m bench.bench_stragglers_live --ranks 8 64 --runs 5 --healthy 100 --kinds ddp pipeline fsdp tensor mixture
     python -m bench.bench_stragglers_live --ranks --real ddp fsdp2 tensor pipeline
 """
 
@@ -16,13 +20,16 @@ import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.profiler.ranks.exchange.phase_sums_message import MESSAGE_WORDS
+from pacecar.profiler.ranks.exchange.phase_sums_message import RankRange
+from pacecar.profiler.ranks.exchange.subgroups import subgroup_of
 from pacecar.profiler.ranks.straggler_detector import StragglerDetector
-from pacecar.records import Cause
+from pacecar.records import Cause, Straggler
 from tests.kit.ranks import finish, start_ranks
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
 from tests.kit.simulated_jobs.timers import ranges_of
@@ -32,18 +39,23 @@ SLOWER_MIN = 1.15
 
 
 class Case(NamedTuple):
-    """A fault, and the causes that are right for it; `is_larger`: it comes from larger batches."""
+    """A fault, and the causes that are right for it; `is_larger`: it comes from larger batches.
+
+    With `is_always` the rank is slow from its first step on.
+    """
 
     kind: FaultKind
     size: float
     causes: tuple[Cause, ...]
     is_throttled: bool = False
     is_larger: bool = False
+    is_always: bool = False
 
 
 CASES = {
     "compute": Case(FaultKind.SLOW_COMPUTE, 0.4, (Cause.COMPUTE,)),
     "backward": Case(FaultKind.SLOW_BACKWARD, 0.5, (Cause.COMPUTE,)),
+    "always": Case(FaultKind.SLOW_COMPUTE, 0.4, (Cause.COMPUTE,), is_always=True),
     "throttled": Case(FaultKind.SLOW_COMPUTE, 0.4, (Cause.THROTTLED,), is_throttled=True),
     "larger": Case(FaultKind.SLOW_COMPUTE, 0.4, (Cause.IMBALANCE,), is_larger=True),
     "data": Case(FaultKind.DATA_WAIT, 8e6, (Cause.DATA_WAIT,)),
@@ -58,62 +70,99 @@ def layouts(ranks: int) -> dict[str, Layout]:
     return {
         "ddp": Layout(data=ranks),
         "fsdp": Layout(data=ranks, is_sharded=True),
-        "tensor": Layout(tensor=4, data=ranks // 4),
+        "tensor": Layout(tensor=8, data=ranks // 8),
+        "mixture": Layout(tensor=2, data=ranks // 2),
         "pipeline": Layout(pipeline=2, data=ranks // 2),
     }
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", nargs="*", type=int, default=[8], help="of simulated jobs, multiples of 4")
-    parser.add_argument("--layouts", nargs="+", choices=[*layouts(4)], default=["ddp"])
-    parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[8], help="of simulated jobs, multiples of 8")
+    parser.add_argument("--kinds", nargs="+", choices=[*layouts(8)], default=["ddp"])
+    parser.add_argument("--cases", nargs="*", choices=[*CASES], default=[*CASES])
     parser.add_argument("--runs", type=int, default=1, help="of each case")
-    parser.add_argument("--healthy", type=int, default=4, help="runs without a fault, half of them of uneven lengths")
+    parser.add_argument("--healthy", type=int, default=4, help="runs of each kind without a fault")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--real", nargs="*", default=[], metavar="KIND", help="of gloo jobs, as `straggler_job.py`")
     parser.add_argument("--faults", nargs="+", default=["forward", "backward", "data", "host", "gc", "work", "none"])
     args = parser.parse_args(words)
-    _say(f"a message of a rank has {8 * MESSAGE_WORDS} bytes, of up to 16 ranges of 4 steps or more")
-    for ranks in args.ranks:
-        for name in args.layouts:
-            for case in args.cases:
-                seeds = range(args.seed, args.seed + args.runs)
-                _tell(f"{ranks} ranks, {name}, {case}", [faulty(layouts(ranks)[name], case, seed) for seed in seeds])
-            named = [healthy(layouts(ranks)[name], seed, is_uneven=bool(seed % 2)) for seed in range(args.healthy)]
-            _say(f"{ranks} ranks, {name}, healthy: somebody named in {sum(named)} of {len(named)} runs")
+    _say(f"{'ranks':>5} {'job':9} {'fault':11} {'right':>5} {'none':>5} {'cause':>5} {'rank':>5} {'moot':>5}  steps")
+    with ProcessPoolExecutor(args.processes) as pool:
+        for ranks in args.ranks:
+            for kind in args.kinds:
+                for case in args.cases:
+                    seeds = range(args.seed, args.seed + args.runs)
+                    _tell(ranks, kind, case, [*pool.map(partial(faulty, layouts(ranks)[kind], case), seeds)])
+                seeds = range(1000 * args.seed, 1000 * args.seed + args.healthy)
+                found = [*pool.map(partial(healthy, layouts(ranks)[kind]), seeds)]
+                _say(f"{ranks:5} {kind:9} healthy: somebody named in {sum(map(bool, found))} of {len(found)} runs")
+                for seed, named in zip(seeds, found, strict=True):
+                    if named:
+                        _say(f"      seed {seed}: {', '.join(named)}")
     for kind in args.real:
         for fault in args.faults:
             _say(f"gloo, {kind}, {fault}: {real(kind, fault)}")
 
 
-def faulty(layout: Layout, name: str, seed: int) -> tuple[str, int | None]:
-    """Return how the fault was told, and after how many steps if it was."""
+class Outcome(NamedTuple):
+    """How a fault was told ("right", "nobody", wrong "cause" or "rank", or "moot": it cost little), and when."""
+
+    what: str
+    steps: int | None = None
+    named: str = ""
+
+
+def detectors(ranks: int) -> list[StragglerDetector]:
+    """Return the detectors of a job's subgroups."""
+    leaders = subgroup_of(0, ranks).leaders
+    return [StragglerDetector("j", ranks, subgroup_of(leader, ranks).members) for leader in leaders]
+
+
+def judge(judges: Sequence[StragglerDetector], rows: Sequence[RankRange]) -> Iterator[Straggler]:
+    """Yield whom the subgroups name anew in one range."""
+    for leader, detector in zip(subgroup_of(0, len(rows)).leaders, judges, strict=True):
+        members = subgroup_of(leader, len(rows)).members
+        yield from (one for one in detector.judge(rows[members.start : members.stop], 0) if not one.ended)
+
+
+def faulty(layout: Layout, name: str, seed: int) -> Outcome:
+    """Return how the fault was told."""
     case, rank = CASES[name], (7 * seed + 2) % layout.ranks
-    steps = tuple(range(ONSET, STEPS + 1))
-    fault = Fault(case.kind, (rank,), case.size, steps)
-    detector, found, walls = StragglerDetector("j", layout.ranks), [], ([], [])  # type: ignore[var-annotated]
+    onset = 0 if case.is_always else ONSET
+    fault = Fault(case.kind, (rank,), case.size, tuple(range(onset, STEPS + 1)))
+    judges, found, walls = detectors(layout.ranks), [], ([], [])  # type: ignore[var-annotated]
     throttled, larger = (rank,) if case.is_throttled else (), {rank: 1.4} if case.is_larger else {}
     for rows in ranges_of(simulate(_job(layout, seed, fault)), throttled=throttled, larger=larger):
         walls[rows[0].first_step >= ONSET].append(rows[0].wall_ns)
-        found += [(rows[0].last_step, one) for one in detector.judge(rows, 0) if not one.ended]
+        found += [(rows[0].last_step, one) for one in judge(judges, rows)]
     others = [one for _, one in found if one.late_rank != rank]
     if others:
-        return f"wrong rank ({others[0].cause})", None
-    if statistics.median(walls[1]) < SLOWER_MIN * statistics.median(walls[0]):
-        return "of no consequence", None
+        return Outcome("rank", None, f"{others[0].cause} of rank {others[0].late_rank} for {rank}")
+    if not case.is_always and statistics.median(walls[1]) < SLOWER_MIN * statistics.median(walls[0]):
+        return Outcome("moot")
     if not found:
-        return "nobody", None
+        return Outcome("nobody")
     step, first = found[0]
-    return ("right" if first.cause in case.causes else f"right rank, {first.cause}"), step - ONSET
+    return Outcome("right" if first.cause in case.causes else "cause", step - onset, str(first.cause))
 
 
-def healthy(layout: Layout, seed: int, *, is_uneven: bool) -> bool:
-    """Return whether anybody was named in a run without a fault."""
+def healthy(layout: Layout, seed: int) -> list[str]:
+    """Return who was named in a run without a fault."""
     everybody = tuple(range(layout.ranks))
-    faults = (Fault(FaultKind.IMBALANCE, everybody, 0.2),) if is_uneven else ()
-    detector = StragglerDetector("j", layout.ranks)
-    return any(detector.judge(rows, 0) for rows in ranges_of(simulate(_job(layout, 1000 + seed, *faults))))
+    faults = {
+        0: (Fault(FaultKind.IMBALANCE, everybody, 0.2),),
+        1: (Fault(FaultKind.STALL, everybody, 300e6, (30, 60)), Fault(FaultKind.CHECKPOINT, everybody, 80e6, (40, 70))),
+        2: tuple(
+            Fault(FaultKind.SLOW_DEVICE_LINK, ((seed + at) % layout.ranks,), 4.0, tuple(range(at, at + 3)))
+            for at in (20, 35, 50, 71)
+        ),
+        3: (),
+    }[seed % 4]
+    judges = detectors(layout.ranks)
+    run = simulate(_job(layout, seed, *faults))
+    return [f"{one.cause} of {one.late_rank}" for rows in ranges_of(run) for one in judge(judges, rows)]
 
 
 def _job(layout: Layout, seed: int, *faults: Fault) -> Job:
@@ -130,11 +179,13 @@ def real(kind: str, fault: str, *, world: int = 2, onset: int = 80, steps: int =
     return ", ".join(dict.fromkeys(named)) or "nobody"
 
 
-def _tell(what: str, outcomes: Sequence[tuple[str, int | None]]) -> None:
-    counts = Counter(outcome for outcome, _ in outcomes)
-    after = [steps for _, steps in outcomes if steps is not None]
-    steps = f"; named after {statistics.median(after):.0f} steps (at most {max(after)})" if after else ""
-    _say(f"{what}: " + ", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()) + steps)
+def _tell(ranks: int, kind: str, case: str, outcomes: Sequence[Outcome]) -> None:
+    counts = Counter(outcome.what for outcome in outcomes)
+    after = [outcome.steps for outcome in outcomes if outcome.what == "right" and outcome.steps is not None]
+    steps = f"{statistics.median(after):.0f} (at most {max(after)})" if after else "-"
+    wrong = "; ".join(sorted({outcome.named for outcome in outcomes if outcome.what in ("cause", "rank")}))
+    columns = " ".join(f"{counts[what]:5}" for what in ("right", "nobody", "cause", "rank", "moot"))
+    _say(f"{ranks:5} {kind:9} {case:11} {columns}  {steps}{'  ' + wrong if wrong else ''}")
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,7 @@ Out: `Straggler`, `HangSuspicion`, `HangVerdict`, `JobLedger` and `WhatIf` recor
 Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread of its own.
 `..hangs` has what it asks about hangs.
 
-    exchange                            the messages between ranks
+    exchange                            the messages between ranks, in large jobs in subgroups
     data_parallel                       how many ranks DDP or FSDP2 spreads the model over, and where in it
     collective_waits                    waits in collectives, by samples of the training thread's stack
     host_pressure                       waits, as the kernel counts them

@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
-from pacecar.records import JobHello, JobRecord, StepRecord
+from pacecar.records import JobHello, JobRecord, StepRecord, Straggler
 
 from ..hangs.account_road import Question, WindowState
 from ..hangs.hang_detector import HangDetector, is_in_loader, where
@@ -40,15 +40,18 @@ from ..hangs.torch_flight_recorder import last_collective, sequence
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.rendezvous import RendezvousError
-from ..transport.side_group import failure, is_lost
+from ..transport.side_group import SideGroup, failure, is_lost
 from .collective_waits import CollectiveWaits
 from .cross_rank.cross_rank_window import CrossRankWindow, WindowRank
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
 from .exchange.gloo_transport import GlooTransport, Meeting
+from .exchange.leader_reports import LeaderReports
+from .exchange.ledger_sums import LedgerSums, RangeSums
 from .exchange.phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .exchange.step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
-from .exchange.totals import totals_of
+from .exchange.subgroups import Subgroup, subgroup_of
+from .exchange.totals import LedgerTotals, totals_of
 from .host_pressure import HostPressureReader
 from .reports import RankReports
 from .straggler_detector import StragglerDetector
@@ -108,7 +111,8 @@ class RankMonitor:
     `emit` takes records.  `throttled` returns whether the device throttles its clocks, `is_told` whether the log says
     already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  `window` is this
     rank's part of cross-rank windows, None for none.  With `transport`
-    None it uses gloo if there is a process group of several ranks.  Construct and start it on the training thread.
+    None it uses gloo if there is a process group of several ranks.  `subgroup` has the ranks that this one is compared
+    with, None: as many as usual.  Construct and start it on the training thread.
     """
 
     def __init__(
@@ -124,9 +128,11 @@ class RankMonitor:
         is_told: Callable[[], bool] = lambda: False,
         is_pipeline: Callable[[], bool] = lambda: False,
         window: WindowRank | None = None,
+        subgroup: Subgroup | None = None,
     ) -> None:
         self._window = window
         self._hello = hello
+        self._subgroup = subgroup or subgroup_of(hello.rank, hello.world_size)
         self._period = config.crew_period_steps
         self._run_dir = config.run_dir
         self._watched = watched
@@ -135,7 +141,9 @@ class RankMonitor:
         self._throttled = throttled
         self._is_told = is_told
         self._report = RankReports(hello, emit, self._clock, is_pipeline)
-        self._straggler_detector = StragglerDetector(hello.job, hello.world_size)
+        self._straggler_detector = StragglerDetector(hello.job, hello.world_size, self._subgroup.members)
+        self._sums = RangeSums()
+        self._leader_reports: LeaderReports | None = None
         self._windows: CrossRankWindow | None = None
         if window is not None and hello.rank == 0:
             self._windows = CrossRankWindow(hello, window, self._report.straggler, self._clock, lambda: watched.step)
@@ -179,7 +187,7 @@ class RankMonitor:
             self._training[0], lambda: self._watched.phase, self._clock.monotonic_ns
         )
         if self._transport is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
-            self._transport = GlooTransport(self._hello.rank, self._hello.world_size)
+            self._transport = GlooTransport(self._hello.rank, self._hello.world_size, self._subgroup)
         self._name = f"crew/{next(_monitors)}"
         self._thread = threading.Thread(target=self._run, name="pacecar-rank-monitor", daemon=True)
         self._thread.start()
@@ -222,6 +230,8 @@ class RankMonitor:
             self._host_pressure.close()
             if self._transport is not None:
                 self._transport.close()
+            if self._leader_reports is not None:
+                self._leader_reports.close()
             if self._hang_watch is not None:
                 self._hang_watch.close()
             for part in (self._windows, self._window):
@@ -254,12 +264,18 @@ class RankMonitor:
         """
         deadline = time.monotonic() + LAST_SECONDS
         try:
-            while self._gathers is not None and self._gathers.is_out and time.monotonic() < deadline:
+            while self._gathers is not None and self._is_out and time.monotonic() < deadline:
                 time.sleep(LAST_POLL_SECONDS)
                 self._receive(self._gathers)
         except RuntimeError:
             _log.debug("the last gather was not received", exc_info=True)
         self._report.finish()
+
+    @property
+    def _is_out(self) -> bool:
+        """Whether a message is under way."""
+        leaders = self._leader_reports
+        return (self._gathers is not None and self._gathers.is_out) or (leaders is not None and leaders.is_out)
 
     def _open(self) -> None:
         if self._transport is None:
@@ -272,15 +288,27 @@ class RankMonitor:
                 self._name,
                 self._wait_and_check,
             )
+            if meeting is not None and self._is_leader and not self._subgroup.is_whole:
+                self._leader_reports = self._meet_leaders(meeting)
         except Exception as error:  # noqa: BLE001  any error of store and gloo: the job goes on uncompared
             if not self._closing.is_set():
                 self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
         self._host_pressure.open(self._training[1])
         self._gathers = GatherSchedule(
-            self._transport, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
+            self._transport, self._subgroup.ranks, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
         self._open_hang_watch(meeting)
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._hello.rank == self._subgroup.first
+
+    def _meet_leaders(self, meeting: Meeting) -> LeaderReports:
+        leaders = self._subgroup.leaders
+        group = SideGroup(self._subgroup.number, len(leaders), members=leaders)
+        group.open(meeting.store, f"{self._name}/leaders", meeting.address, self._wait_and_check)
+        return LeaderReports(group, self._clock.monotonic_ns, is_first=self._hello.rank == 0)
 
     def _open_hang_watch(self, meeting: Meeting | None) -> None:
         watch = HangWatch(
@@ -316,10 +344,13 @@ class RankMonitor:
 
     def _off(self, reason: str, level: int = logging.WARNING) -> None:
         transport, self._transport, self._gathers = self._transport, None, None
+        leader_reports, self._leader_reports = self._leader_reports, None
         self.off_because = reason
         _log.log(level, "pacecar does not compare the ranks of this job: %s", reason)
         if transport is not None:
             transport.close()
+        if leader_reports is not None:
+            leader_reports.close(leaves=reason)
 
     def _tick_seconds(self) -> float:
         """Return the seconds until rows may have arrived or a range should be over."""
@@ -425,7 +456,7 @@ class RankMonitor:
         for cut in self._ranges.cut():
             exchange.add(self._row(cut), ends_batch=cut.ends_batch)
         if exchange.left:
-            raise RangesError(f"rank {exchange.left[0]} measures no more")
+            raise RangesError(f"rank {self._subgroup.members[exchange.left[0]]} measures no more")
         is_last = self._closing.is_set() and exchange.has_pending
         leaves = not self._watched.is_alive and not self._closing.is_set()
         if exchange.is_due or ((is_last or leaves) and not exchange.is_out):
@@ -436,20 +467,41 @@ class RankMonitor:
                 waited=self._collective_waits.ratios() if self._samples_waits() else None,
                 leaves=leaves,
             )
+        if self._leader_reports is not None and self._leader_reports.is_due(at_once=self._closing.is_set()):
+            self._leader_reports.post(exchange.totals)
 
     def _receive(self, exchange: GatherSchedule) -> None:
         for rows in exchange.receive():
             self._ranges.receive(rows)
-            if self._hello.rank == 0 and len(rows) > 1:
-                self._report.ledger(rows)
+            if self._is_leader and len(rows) > 1:
+                sums = self._sums.add(rows)
                 changes = self._straggler_detector.judge(rows, self._clock.wall_ns())
-                if self._windows is not None:
-                    self._windows.detected(changes)
-                    self._windows.look(exchange.totals)
+                if self._leader_reports is None:
+                    self._tell([sums], changes, exchange.totals)
                 else:
-                    for late in changes:
-                        self._report.straggler(late)
-                self._report.what_if(exchange.totals)
+                    self._leader_reports.add(sums, changes)
+        reports = [] if self._leader_reports is None else self._leader_reports.receive()
+        if reports and self._hello.rank == 0:
+            sums_known = [report.sums for report in reports if report.sums is not None]
+            self._tell(
+                sums_known if len(sums_known) == len(reports) else (),
+                [late for report in reports for late in report.stragglers],
+                [ledger for report in reports for ledger in report.ledgers()],
+            )
+
+    def _tell(
+        self, sums: Sequence[LedgerSums], changes: Sequence[Straggler], totals: Sequence[LedgerTotals | None]
+    ) -> None:
+        """Report on rank 0 what is new in the whole job; `sums` are empty while a subgroup has none."""
+        if sums:
+            self._report.ledger(sums)
+        if self._windows is not None:
+            self._windows.detected(changes)
+            self._windows.look(totals)
+        else:
+            for late in changes:
+                self._report.straggler(late)
+        self._report.what_if(totals)
 
     def _row(self, cut: RangeCut) -> RankRange:
         return gather_range(

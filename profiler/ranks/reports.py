@@ -12,7 +12,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Cause, HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
 
 from ..hangs.hang_detector import Suspicion
-from .exchange.phase_sums_message import PHASES, RankRange
+from .exchange.ledger_sums import SUMMED_PHASES, LedgerSums
 from .exchange.totals import LedgerTotals
 from .what_if import WhatIfSchedule
 
@@ -37,29 +37,15 @@ class RankReports:
         self.emit = emit
         """Takes records."""
         self._clock = clock
-        self._totals = {phase: 0 for phase in PHASES if phase != "wall"}
-        self._steps = 0
-        self._measured = 0
         self._ledger_ns: int | None = None
-        self._unreported: Sequence[RankRange] | None = None
+        self._unreported: Sequence[LedgerSums] | None = None
         self._late: dict[tuple[int | None, Cause], Straggler] = {}
         self._repeated_ns = 0
         self._what_if = WhatIfSchedule(hello.job, None, emit, is_pipeline)
 
-    def ledger(self, rows: Sequence[RankRange]) -> None:
-        """Add one range of all ranks; emit the sums when a record is due.
-
-        Steps that a rank did not measure count as the mean of the steps that it measured in the range.
-        """
-        for row in rows:
-            if not row.measured:
-                continue
-            self._measured += row.measured
-            parts = {p: d * row.steps // row.measured for p, d in row.sums.items() if p != "wall"}
-            for phase, duration in parts.items():
-                self._totals[phase] += duration
-        self._steps += rows[0].steps
-        self._unreported = rows
+    def ledger(self, sums: Sequence[LedgerSums]) -> None:
+        """Set the sums of all subgroups; emit them when a record is due."""
+        self._unreported = sums
         now = self._clock.monotonic_ns()
         if self._ledger_ns is not None and now - self._ledger_ns < LEDGER_SECONDS * NS_PER_SECOND:
             return
@@ -68,29 +54,31 @@ class RankReports:
             for late in self._late.values():
                 self.emit(structs.replace(late, wall_ns=self._clock.wall_ns()))
         self._ledger_ns = now
-        self._emit_ledger(rows)
+        self._emit_ledger(sums)
 
     def finish(self) -> None:
         """Emit the last sums."""
         if self._unreported is not None:
             self._emit_ledger(self._unreported)
 
-    def _emit_ledger(self, rows: Sequence[RankRange]) -> None:
-        paces = [row.wall_ns for row in rows if row.wall_ns is not None]
-        if len(paces) < len(rows):
+    def _emit_ledger(self, sums: Sequence[LedgerSums]) -> None:
+        paces = [each.paces_ns for each in sums if each.paces_ns is not None]
+        if len(paces) < len(sums):
             return
         self._unreported = None
+        ranks = sum(each.ranks for each in sums)
+        phases = [sum(durations) for durations in zip(*(each.phases_ns for each in sums), strict=True)]
         self.emit(
             JobLedger(
                 job=self._hello.job,
-                ranks=len(rows),
-                step=rows[0].last_step,
-                pace_ns=max(paces),
-                median_ns=median_high(paces),
-                total_steps=self._steps,
-                total_wall_ns=sum(self._totals.values()),
-                total_phases_ns=dict(self._totals),
-                total_measured_steps=self._measured,
+                ranks=ranks,
+                step=min(each.step for each in sums),
+                pace_ns=max(slowest for slowest, _ in paces),
+                median_ns=median_high(middle for _, middle in paces),
+                total_steps=sum(each.ranks * each.steps for each in sums) // ranks,
+                total_wall_ns=sum(phases),
+                total_phases_ns=dict(zip(SUMMED_PHASES, phases, strict=True)),
+                total_measured_steps=sum(each.measured_steps for each in sums),
             )
         )
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from msgspec import structs
 
@@ -61,8 +62,14 @@ NOISE_QUANTILE = 0.95
 HISTORY = 64
 """Ranges that the noise is learned from: about 256 steps."""
 
+FRESH = 16
+"""The quantile is taken anew once one in so many values is new; sorting takes longer than all else in a large job."""
+
 WARMUP_RANGES = 4
 """Ranges before any rank can be named: the first steps allocate, compile and fill caches."""
+
+EARLY_WEIGHT = 0.25
+"""The weight of evidence against a rank that was late in the warm-up already: what only warms up is over by then."""
 
 CPU_WAIT_SHARE = 0.5
 """A rank that waits for a processor for this share of its excess is not slow in compute: its host is busy."""
@@ -114,7 +121,7 @@ class _Suspect:
     latest: _Lateness | None = None
     named: Straggler | None = None
 
-    def add(self, late: _Lateness | None, first_step: int) -> str | None:
+    def add(self, late: _Lateness | None, first_step: int, weight_max: float) -> str | None:
         """Add whether the rank was late in the range from `first_step` on; return how the test's state changed."""
         if late is not None:
             if self.test.is_clear:
@@ -123,7 +130,7 @@ class _Suspect:
             self.latest = late
             self.excesses.append(late.excess_ns)
             del self.excesses[:-HISTORY]
-        return self.test.add(late is not None, weight=late.weight if late is not None else 1.0)
+        return self.test.add(late is not None, weight=min(weight_max, late.weight) if late is not None else 1.0)
 
     @property
     def mean_excess_ns(self) -> int:
@@ -132,15 +139,24 @@ class _Suspect:
 
 
 class StragglerDetector:
-    """Tests the ranges of one job, one after the other."""
+    """Tests the ranges of one job, one after the other.
 
-    def __init__(self, job: str, world_size: int) -> None:
+    `members` are the ranks that are compared, all of the job unless it is large.  If they are not all, no link is
+    named: in a ring a neighbour's link is busy as well, and may be another subgroup's.
+    """
+
+    def __init__(self, job: str, world_size: int, members: range | None = None) -> None:
         self._job = job
+        self._members = range(world_size) if members is None else members
+        self._judges_links = len(self._members) == world_size
+        world_size = len(self._members)
         self._noise = _Noise(world_size)
         self._sampled_noise = _Noise(world_size)
         self._link = LinkDiagnosis(world_size)
         self._collections = CollectionDiagnosis()
         self._suspects: dict[tuple[int, Cause], _Suspect] = {}
+        self._early: set[tuple[int, Cause]] = set()
+        """Who was late in the warm-up, and ever since."""
         self._epoch: int | None = None
         self._ranges = 0
 
@@ -165,15 +181,21 @@ class StragglerDetector:
         if collecting is not None:
             late[collecting.rank, Cause.GC] = _of_collections(collecting)
         slow = self._link.judge(rows, medians, is_any_rank_late=bool(late))
-        if slow is not None:
+        if slow is not None and self._judges_links:
             late[slow.rank, Cause.LINK] = _of_link(slow)
+        # Stages of a pipeline may always have unequal work, which is not for one rank to answer.
+        if self._ranges <= WARMUP_RANGES and not any("rest" in row.meets_in for row in rows):
+            self._early |= late.keys()
         changed = self._update(late, rows[0].first_step, rows[0].last_step, wall_ns)
         if not any(cause is Cause.LINK for _, cause in self._suspects):
             self._link.learn()
-        open_cases = {rank: suspect for (rank, cause), suspect in self._suspects.items() if cause is not Cause.LINK}
-        self._noise.learn(one_range.differences(), open_cases)
+        suspected: dict[int, Straggler | None] = {rank: None for rank, _ in self._early}
+        for (rank, cause), suspect in self._suspects.items():
+            if cause is not Cause.LINK:
+                suspected[rank] = suspect.named
+        self._noise.learn(one_range.differences(), suspected)
         if sampled is not None:
-            self._sampled_noise.learn(sampled.differences(), open_cases)
+            self._sampled_noise.learn(sampled.differences(), suspected)
         return changed
 
     def _update(
@@ -181,15 +203,17 @@ class StragglerDetector:
     ) -> list[Straggler]:
         if self._ranges <= WARMUP_RANGES:
             return []
+        self._early &= late.keys() | self._suspects.keys()
         changed = []
         for key in late:
             self._suspects.setdefault(key, _Suspect())
         for (rank, cause), suspect in list(self._suspects.items()):
-            change, latest = suspect.add(late.get((rank, cause)), first), suspect.latest
+            weight_max = EARLY_WEIGHT if (rank, cause) in self._early else 1.0
+            change, latest = suspect.add(late.get((rank, cause)), first, weight_max), suspect.latest
             if change == "raised" and latest is not None:
                 suspect.named = Straggler(
                     job=self._job,
-                    late_rank=rank,
+                    late_rank=self._members[rank],
                     cause=latest.cause,
                     phase=latest.phase,
                     since_step=suspect.since_step,
@@ -216,14 +240,17 @@ class _Noise:
 
     def __init__(self, world_size: int) -> None:
         self._values: deque[int] = deque(maxlen=HISTORY * world_size)
-        self._held_back: list[list[int]] = [[] for _ in range(world_size)]
+        self._fresh = 0
+        self._usual = 0
+        self._held_back: list[deque[int]] = [deque(maxlen=HISTORY) for _ in range(world_size)]
 
     def bound(self, wall_ns: int) -> int:
         """Return the excess in steps of `wall_ns` that chance rarely reaches and that matters."""
-        noise = upper(self._values, NOISE_QUANTILE) or 0
-        return max(ABSOLUTE_NS, round(RELATIVE * wall_ns), round(NOISE_FACTOR * noise))
+        if self._fresh * FRESH >= len(self._values):
+            self._fresh, self._usual = 0, upper(self._values, NOISE_QUANTILE) or 0
+        return max(ABSOLUTE_NS, round(RELATIVE * wall_ns), round(NOISE_FACTOR * self._usual))
 
-    def learn(self, differences: Sequence[int], open_cases: Mapping[int, _Suspect]) -> None:
+    def learn(self, differences: Sequence[int], suspected: Mapping[int, Straggler | None]) -> None:
         """Add the `differences` of one range, by rank.
 
         The values of a suspected rank are held back: they are noise if it is cleared, and dropped if it is named.
@@ -231,9 +258,10 @@ class _Noise:
         for rank, difference in enumerate(differences):
             held_back = self._held_back[rank]
             held_back.append(max(0, difference))
-            if rank not in open_cases:
+            if rank not in suspected:
                 self._values.extend(held_back)
-            if rank not in open_cases or open_cases[rank].named is not None:
+                self._fresh += len(held_back)
+            if rank not in suspected or suspected[rank] is not None:
                 held_back.clear()
 
 
@@ -359,10 +387,15 @@ class _Range:
 def _late(one_range: _Range, noise: _Noise) -> dict[tuple[int, Cause], _Lateness]:
     """Return how each rank was late, by rank and the cause that is tested."""
     bound = noise.bound(median([m["wall"] for m in one_range.medians]))
-    found = ((rank, _lateness(one_range, rank, bound)) for rank in range(len(one_range.rows)))
+    ranks = [*range(len(one_range.rows))]
+    if one_range.sees_waits:  # most ranks are ruled out at once
+        owns = [one_range.excesses(_own(waits)) for waits in one_range.waits]
+        ranks = [rank for rank in ranks if any(own[rank] > bound for own in owns)]
+    found = ((rank, _lateness(one_range, rank, bound)) for rank in ranks)
     return {(rank, late[0]): late[1] for rank, late in found if late is not None}
 
 
+@cache
 def _own(waits: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(phase for phase in _OWN if phase not in waits)
 

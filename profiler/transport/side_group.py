@@ -91,11 +91,12 @@ def make_group(
     *,
     address: str,
     rest: Callable[[float], object] = time.sleep,
+    members: Sequence[int] | None = None,
 ) -> Any:  # noqa: ANN401
     """Return the group called `name`, the same on all ranks and used once, in which this rank is at `address`.
 
     Waits until all ranks have made it and a first gather is complete, at most FIRST_GATHER_SECONDS for the latter;
-    `rest` is as for `consult`.
+    `rest` is as for `consult`.  `members` are the job's numbers of its ranks if it is not of the whole job.
 
     Raises:
         RendezvousError: a rank could not make the group, or the gather failed; all ranks raise the same.
@@ -115,11 +116,13 @@ def make_group(
     except Exception as error:  # noqa: BLE001  whatever gloo raises: the other ranks wait to hear of it
         reason = failure(error)
     if reason:
-        reason = f"rank {rank}, at {address}, made no gloo group with its neighbours: {reason}; {ADVICE}"
+        number = rank if members is None else members[rank]
+        reason = f"rank {number}, at {address}, made no gloo group with its neighbours: {reason}; {ADVICE}"
+    absent = "did not gather" if members is None else f"of {len(members)} from rank {members[0]} on did not gather"
     try:
         consult(
             store, rank, world_size, reason, all_succeeded, name=f"{name}/first",
-            seconds=2 * FIRST_GATHER_SECONDS, absent="did not gather", rest=rest,
+            seconds=2 * FIRST_GATHER_SECONDS, absent=absent, rest=rest,
         )  # fmt: skip
     except BaseException:
         if group is not None:
@@ -183,11 +186,14 @@ def release(group: Any, works: Sequence[Any]) -> None:  # noqa: ANN401  dist.Pro
 class SideGroup:
     """A group with one gather at a time, which is polled and never waited for.  All calls come from one thread.
 
-    `close_seconds`: how long `close` waits for a pending gather.
+    `close_seconds`: how long `close` waits for a pending gather.  `members` is as for `make_group`.
     """
 
-    def __init__(self, rank: int, world_size: int, *, close_seconds: float = 0.0) -> None:
+    def __init__(
+        self, rank: int, world_size: int, *, close_seconds: float = 0.0, members: Sequence[int] | None = None
+    ) -> None:
         self._rank = rank
+        self._members = members
         self._world_size = world_size
         self._close_seconds = close_seconds
         self._group: Any = None
@@ -204,8 +210,10 @@ class SideGroup:
         address: str,
         rest: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Make the group; every rank of the job must call this, after they have met."""
-        self._group = make_group(store, name, self._rank, self._world_size, address=address, rest=rest)
+        """Make the group; each of its ranks must call this, after all of the job have met."""
+        self._group = make_group(
+            store, name, self._rank, self._world_size, address=address, rest=rest, members=self._members
+        )
 
     @property
     def is_busy(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from pacecar.controller.consensus.channels import LeftError, VoteChannel, VoteSubject
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 from pacecar.profiler.ranks.exchange.gloo_transport import GlooTransport
+from pacecar.profiler.ranks.exchange.subgroups import subgroup_of
 from pacecar.profiler.transport.side_group import SideGroup
 
 
@@ -63,8 +64,8 @@ def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older
 @pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
-    assert kept(GlooTransport(0, 1), is_taken=is_taken)[-1]
-    assert not kept(GlooTransport(0, 1), is_taken=is_taken)[0]
+    assert kept(GlooTransport(0, 1, subgroup_of(0, 1)), is_taken=is_taken)[-1]
+    assert not kept(GlooTransport(0, 1, subgroup_of(0, 1)), is_taken=is_taken)[0]
 
 
 def test_so_does_the_road_of_the_votes() -> None:

@@ -1,5 +1,6 @@
 """Carries the messages of `phase_sums_message` between ranks, on a gloo group of our own (`side_group`).
 
+Its ranks are those of one subgroup; in a small job these are all.
 The group is not one of the job's, so a thread may wait for the other ranks as long as it likes.  The ranks first
 rendezvous in the store, on a separate connection if the store can be cloned, because waiting on the job's connection
 would block the job.
@@ -16,6 +17,8 @@ from pacecar.profiler.transport.rendezvous import MEET_SECONDS, meet, prove_addr
 from pacecar.profiler.transport.side_group import SideGroup, job_store
 from pacecar.torch_internals import lacking
 
+from .subgroups import Subgroup
+
 __all__ = ["CLOSE_SECONDS", "GlooTransport", "Meeting"]
 
 CLOSE_SECONDS = 0.3
@@ -30,13 +33,15 @@ class Meeting(NamedTuple):
 
 
 class GlooTransport(SideGroup):
-    """Carries one message of each rank to all ranks of the job's default group."""
+    """Carries one message of each rank to all ranks of its subgroup of the job's default group."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size, close_seconds=CLOSE_SECONDS)
+    def __init__(self, rank: int, world_size: int, subgroup: Subgroup) -> None:
+        super().__init__(rank - subgroup.first, subgroup.ranks, close_seconds=CLOSE_SECONDS, members=subgroup.members)
+        self._job = (rank, world_size)
+        self._number = subgroup.number
 
     def connect(self, claim: str, name: str, rest: Callable[[float], object]) -> Meeting | None:
-        """Rendezvous with the other ranks, which must have the same `claim` and `name`, and make the group; may wait.
+        """Rendezvous with all ranks, which must have the same `claim` and `name`, and make the group; may wait.
 
         Raises:
             RuntimeError: they have not, or the group cannot be made.
@@ -45,7 +50,7 @@ class GlooTransport(SideGroup):
         if reason is not None:
             raise RuntimeError(reason)
         store = job_store()
-        meet(store, self._rank, self._world_size, claim, name=name, seconds=MEET_SECONDS, rest=rest)
-        address = prove_address(store, self._rank, self._world_size, name=name, rest=rest)
-        self.open(store, name, address, rest)
+        meet(store, *self._job, claim, name=name, seconds=MEET_SECONDS, rest=rest)
+        address = prove_address(store, *self._job, name=name, rest=rest)
+        self.open(store, f"{name}/subgroup{self._number}", address, rest)
         return Meeting(store, address)

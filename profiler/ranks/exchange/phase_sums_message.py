@@ -22,6 +22,7 @@ Pure.  `gloo_transport` carries messages, and `straggler_detector` judges rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import msgspec
 
@@ -50,7 +51,7 @@ PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "chec
 DEVICE_PHASES = ("data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "rest")
 """The columns of a device's medians; the device has no mark of a checkpoint, which is idle time of its `rest`."""
 
-VERSION = 7
+VERSION = 8
 
 ROWS_MAX = 16
 """The most ranges in one message."""
@@ -75,6 +76,7 @@ _DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_
 )
 _BACKWARD_WAITS, _REST_WAITS, _WAITED, _WORK = (1 << bit for bit in range(11, 15))
 _MEETINGS = {"forward": _FORWARD_WAITS, "backward": _BACKWARD_WAITS, "rest": _REST_WAITS}
+_MEETS = _FORWARD_WAITS | _BACKWARD_WAITS | _REST_WAITS
 
 
 class RangeMessageError(ValueError):
@@ -271,7 +273,6 @@ def _decode_row(words: Sequence[int]) -> RankRange:
     ]
     sums, medians, device = _HEAD, _HEAD + len(PHASES), _HEAD + 2 * len(PHASES)
     waited = device + len(DEVICE_PHASES)
-    waits = [word / _PARTS for word in words[waited:]]
     return RankRange(
         number=number,
         first_step=first_step,
@@ -282,7 +283,7 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         sums=dict(zip(PHASES, words[sums:medians], strict=True)),
         medians=dict(zip(PHASES, words[medians:device], strict=True)) if known & _MEDIANS else None,
         on_device=bool(known & _DEVICE),
-        meets_in=frozenset(phase for phase, bit in _MEETINGS.items() if known & bit),
+        meets_in=_meetings(known & _MEETS),
         around=HostPressure(
             busy_ratio=busy / _PARTS if known & _BUSY else None,
             cpu_wait_ratio=cpu_wait / _PARTS if known & _CPU_WAIT else None,
@@ -293,9 +294,18 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         gc_longest_ns=longest,
         device=dict(zip(DEVICE_PHASES, words[device:waited], strict=True)) if known & _PASSED else None,
         is_behind=bool(known & _BEHIND),
-        waited=dict(zip(SAMPLED_PHASES, waits, strict=True)) if known & _WAITED else None,
+        waited=_waited(words[waited:]) if known & _WAITED else None,
         work=work if known & _WORK else None,
     )
+
+
+@cache
+def _meetings(bits: int) -> frozenset[str]:
+    return frozenset(phase for phase, bit in _MEETINGS.items() if bits & bit)
+
+
+def _waited(words: Sequence[int]) -> dict[str, float]:
+    return {phase: word / _PARTS for phase, word in zip(SAMPLED_PHASES, words, strict=True)}
 
 
 def _millionths(ratio: float | None) -> int:

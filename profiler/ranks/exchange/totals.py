@@ -18,6 +18,8 @@ __all__ = ["TOTALS_WORDS", "LedgerTotals", "decode_totals", "encode_totals", "to
 TOTALS_WORDS = len(LEDGER_HEADINGS) + 6
 """Words of 64 bits: headings, two parts of them, steps, step, age, and whether they are known."""
 
+_FIELDS = tuple(f"{heading}_ns" for heading in LEDGER_HEADINGS)
+
 _UNKNOWN = -1
 """The word of an unknown heading; durations are not negative."""
 
@@ -59,10 +61,10 @@ def decode_totals(words: Sequence[int]) -> LedgerTotals | None:
     *headings, overlapped, loop_host, steps, step, age_steps, is_known = words
     if not is_known:
         return None
-    words_of = zip(LEDGER_HEADINGS, headings, strict=True)
-    parts: dict[str, Any] = {f"{heading}_ns": None if value == _UNKNOWN else value for heading, value in words_of}
+    known = [None if value == _UNKNOWN else value for value in headings]
+    parts: dict[str, Any] = dict(zip(_FIELDS, known, strict=True))
     ledger = Ledger(
-        wall_ns=sum(value for value in headings if value != _UNKNOWN),
+        wall_ns=sum(filter(None, known)),
         communication_ns=parts["exposed_communication_ns"] + overlapped,
         overlapped_communication_ns=overlapped,
         loop_host_ns=loop_host,

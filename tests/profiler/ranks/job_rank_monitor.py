@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.profiler.ranks.exchange.subgroups import subgroup_of
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
@@ -240,7 +241,9 @@ def main() -> None:
     for outbox in outboxes:
         outbox.put(hello)
         outbox.serve(hook)
-    crew = RankMonitor(hello, config, hook, emit=emit)
+    size = settings.get("compared", hello.world_size)
+    subgroup = subgroup_of(rank, hello.world_size, whole_max=size, subgroup_ranks=size)
+    crew = RankMonitor(hello, config, hook, emit=emit, subgroup=subgroup)
     hook.start(HeardSteps(on_timed=crew.note))
     crew.start()
     draw = torch.Generator().manual_seed(rank)

@@ -368,7 +368,15 @@ def test_an_excess_is_over_the_median_of_the_others(values):
 
 @pytest.mark.parametrize(
     ("budget", "world", "seconds"),
-    [(0.01, 2, 1.1667), (0.002, 2, 5.8333), (0.01, 1000, 84.333), (0.5, 2, 0.8), (1.0, 2, 0.8), (0.0, 2, 0.8)],
+    [
+        (0.01, 2, 1.1667),
+        (0.002, 2, 5.8333),
+        (0.01, 64, 6.3333),
+        (0.01, 1024, 5.0),
+        (0.5, 2, 0.8),
+        (1.0, 2, 0.8),
+        (0.0, 2, 0.8),
+    ],
 )
 def test_gathers_take_their_share_of_the_budget_at_most(budget, world, seconds):
     assert gather_seconds(budget, world) == pytest.approx(seconds, rel=1e-3)

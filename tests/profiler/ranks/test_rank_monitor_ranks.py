@@ -98,6 +98,17 @@ def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compu
     assert all(row["cause"] == "compute" for row in named(heard) if row["late_rank"] == 2)
 
 
+def test_rank_0_speaks_for_the_ranks_of_all_subgroups(tmp_path):
+    heard = run_job(tmp_path, [{"rank": 3, "how": "compute"}], compared=2, overhead_budget=AMPLE)
+    assert [(row["late_rank"], row["cause"]) for row in check_findings(heard)] == [(3, "compute")]
+    assert all(row["type"] == "summary" for rank in heard[1:] for row in rank), "leaders say nothing themselves"
+    ledgers = [row for row in heard[0] if row["type"] == "job_ledger"]
+    assert {ledger["ranks"] for ledger in ledgers} == {4}
+    assert all(sum(ledger["total_phases_ns"].values()) == ledger["total_wall_ns"] for ledger in ledgers)
+    assert 0 < ledgers[-1]["total_measured_steps"] <= 4 * ledgers[-1]["total_steps"]
+    assert all(rank[-1]["off"] is None for rank in heard)
+
+
 def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_path):
     heard = run_job(tmp_path, world=2, told_steps=500, pause=0.0, overhead_budget=0.01, windows=False)
     assert [(rank[-1]["off"], rank[-1]["is_alive"]) for rank in heard] == [(None, True)] * 2
