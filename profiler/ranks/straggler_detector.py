@@ -33,7 +33,7 @@ Pure: rows of ranges in, `Straggler` records out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -157,6 +157,7 @@ class StragglerDetector:
         self._suspects: dict[tuple[int, Cause], _Suspect] = {}
         self._early: set[tuple[int, Cause]] = set()
         """Who was late in the warm-up, and ever since."""
+        self._work: list[deque[int]] = [deque(maxlen=HISTORY) for _ in self._members]
         self._epoch: int | None = None
         self._ranges = 0
 
@@ -168,6 +169,7 @@ class StragglerDetector:
         one_range = _Range.of(rows)
         if one_range is None:
             return []
+        one_range.past_work = self._work
         medians = one_range.medians
         if self._epoch != rows[0].epoch:  # the knobs changed, and with them the usual wait
             self._link.forget()
@@ -193,6 +195,9 @@ class StragglerDetector:
         for (rank, cause), suspect in self._suspects.items():
             if cause is not Cause.LINK:
                 suspected[rank] = suspect.named
+        for rank, row in enumerate(rows):
+            if row.work is not None and rank not in suspected:
+                self._work[rank].append(row.work)
         self._noise.learn(one_range.differences(), suspected)
         if sampled is not None:
             self._sampled_noise.learn(sampled.differences(), suspected)
@@ -286,6 +291,8 @@ class _Range:
         self.parts = parts
         """The phases that show each cause."""
         self._host = host
+        self.past_work: Sequence[Collection[int]] = [()] * len(rows)
+        """The work of each rank in ranges in which it was not suspected."""
         self._excesses: dict[tuple[str, ...], list[int]] = {}
         self._cpu_waits: list[int] | None = None
 
@@ -314,7 +321,9 @@ class _Range:
             waits = {phase: min(host[phase], round(ratio * host["wall"])) for phase, ratio in ratios.items()}
             own = {phase: host[phase] - wait for phase, wait in waits.items()}
             medians.append({**host, **own, "tail": host["tail"] + sum(waits.values())})
-        return _Range(self.rows, self._host, medians, _PARTS, is_sampled=True)
+        found = _Range(self.rows, self._host, medians, _PARTS, is_sampled=True)
+        found.past_work = self.past_work
+        return found
 
     @property
     def sees_waits(self) -> bool:
@@ -336,12 +345,15 @@ class _Range:
         """Return how much longer `rank` may compute because its batches are larger than the others' median; 0 if not.
 
         Time grows with the size of a batch, in attention with the square of a sequence's length: so at most with that
-        of the size.  Stages of a pipeline are called with different things, whose sizes do not compare.
+        of the size.  Stages of a pipeline are called with different things, whose sizes do not compare: there `rank` is
+        compared with itself before.
         """
         work = [row.work for row in self.rows if row.work is not None]
-        if len(work) < len(self.rows) or any("rest" in row.meets_in for row in self.rows):
+        if len(work) < len(self.rows):
             return 0
         usual = work[rank] - excesses(work)[rank]
+        if any("rest" in row.meets_in for row in self.rows):
+            usual = median(self.past_work[rank]) if self.past_work[rank] else work[rank]
         computed = [m["forward"] + m["backward"] for m in self.medians]
         if usual <= 0 or work[rank] <= usual:
             return 0

@@ -105,6 +105,37 @@ def test_nobody_is_named_in_the_first_ranges():
     assert hear(fresh, WARMUP_RANGES + 2, late=50, forward=50) == []
 
 
+def test_a_rank_that_is_late_from_its_first_step_is_named_after_some_time_and_is_not_taken_for_noise():
+    fresh = StragglerDetector("j", 4)
+    assert hear(fresh, WARMUP_RANGES + 11, late=9, forward=9) == []
+    (finding,) = hear(fresh, 1, start=WARMUP_RANGES + 11, late=9, forward=9)
+    assert (finding.late_rank, finding.cause, finding.ended) == (1, "compute", False)
+    (ended,) = hear(fresh, 3, start=WARMUP_RANGES + 12)
+    assert ended.ended
+
+
+def test_lateness_that_ends_with_the_warm_up_is_not_held_against_a_rank():
+    fresh = StragglerDetector("j", 4)
+    assert hear(fresh, WARMUP_RANGES + 1, late=9, forward=9) == []
+    assert hear(fresh, 6, start=WARMUP_RANGES + 1) == []
+    assert len(hear(fresh, 60, start=WARMUP_RANGES + 7, late=50, forward=50)) == 1
+
+
+def test_the_stages_of_a_pipeline_may_have_unequal_work_from_the_first_step_on():
+    fresh = StragglerDetector("j", 4)
+    assert hear(fresh, 60, late=9, forward=9, meets_in=["rest"]) == []
+
+
+def test_of_a_large_job_the_ranks_are_named_by_their_own_numbers_and_no_link():
+    part = StragglerDetector("j", 128, range(32, 36))
+    hear(part, 12)
+    (finding,) = hear(part, 3, start=12, late=9, forward=9)
+    assert finding.late_rank == 33
+    diagnosis = StragglerDetector("j", 128, range(32, 36))
+    link(12, diagnosis=diagnosis)
+    assert link(8, start=12, tail=40, busy=0.9, diagnosis=diagnosis)[1] == []
+
+
 def test_ranges_that_a_window_disturbed_throughout_are_left_out(diagnosis):
     assert hear(diagnosis, 20, start=12, late=9, forward=9, disturbed=True) == []
 
@@ -282,6 +313,18 @@ def test_a_rank_with_larger_batches_is_no_slow_device(work, causes):
         rows[1] = row(number, forward=9 * is_late, work=work[0])
         found += detector.judge(rows, NOW)
     assert [(f.late_rank, f.cause) for f in found] == [(1, cause) for cause in causes]
+
+
+def test_in_a_pipeline_the_batches_of_a_rank_are_compared_with_its_own_before():
+    """Its stages are called with different things."""
+    for work, cause in ((120, "imbalance"), (100, "compute")):
+        detector, found = StragglerDetector("j", 4), []
+        for number in range(16):
+            late = 9 if number >= 12 else 0
+            rows = [row(number, tail=5 + late, work=7, meets_in=["rest"]) for _ in range(4)]
+            rows[1] = row(number, forward=late, work=work if late else 100, meets_in=["rest"])
+            found += detector.judge(rows, NOW)
+        assert [(f.late_rank, f.cause) for f in found] == [(1, cause)]
 
 
 def meeting(number, *, is_late, is_sampled):
