@@ -79,7 +79,7 @@ STARVED_SECONDS = 5.0
 """Other programs occasionally take a rank's processor for seconds.  So this evidence must last STARVED_SECONDS, and
 twice as many ranges as any other."""
 
-SAMPLED_SECONDS = 12.0
+SAMPLED_SECONDS = 18.0
 """One and a half times the memory of the samples (`collective_waits.SECONDS`)."""
 
 _PARTS: Mapping[Cause, tuple[str, ...]] = {
