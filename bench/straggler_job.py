@@ -2,9 +2,11 @@
 
     KIND FAULT ONSET STEPS SHARE
 
-KIND is ddp, accumulation, fsdp2, pipeline or tensor; FAULT is forward, backward, data, host, gc, work or none.  From
-step ONSET on rank 1 takes SHARE of a step longer in that part of it.  Layers sleep where others compute, so that ranks
-do not take the processors from each other; `work` gives rank 1 longer sequences, which take longer in proportion.
+KIND is ddp, accumulation, fsdp2, pipeline or tensor; FAULT is forward, backward, data, host, gc, quota, work or none.
+From step ONSET on rank 1 takes SHARE of a step longer in that part of it.  Layers sleep where others compute, so that
+ranks do not take the processors from each other; `work` gives rank 1 longer sequences, which take longer in proportion.
+Under `quota` layers compute for a quarter of their time, and rank 1 may then use SHARE less of a processor than it did
+(needs root and control groups of version 1).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ FORWARD_SECONDS, BACKWARD_SECONDS = 0.01, 0.02
 """What one layer takes."""
 STEP_SECONDS = LAYERS * (FORWARD_SECONDS + BACKWARD_SECONDS)
 SLOW_RANK = 1
+BURNT, QUOTA_PERIOD_US = 0.25, 100_000
 
 
 class Fault:
@@ -37,6 +41,7 @@ class Fault:
 
     def __init__(self, kind: str, seconds: float, onset: int) -> None:
         self.kind, self.seconds, self.onset, self.step = kind, seconds, onset, 0
+        self.group: Path | None = None
 
     def is_on(self, kind: str) -> bool:
         return self.kind == kind and self.step >= self.onset and int(os.environ["RANK"]) == SLOW_RANK
@@ -45,6 +50,30 @@ class Fault:
         if self.is_on(kind):
             time.sleep(self.seconds * share)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let a layer work."""
+        if self.kind == "quota":
+            end = time.thread_time() + seconds * BURNT
+            while time.thread_time() < end:
+                pass
+            seconds *= 1 - BURNT
+        time.sleep(seconds)
+
+    def throttle(self) -> None:
+        """Give this process less of a processor, in a control group of its own."""
+        if not self.is_on("quota") or self.group is not None:
+            return
+        self.group = Path("/sys/fs/cgroup/cpu") / f"pacecar-straggler-job-{os.getpid()}"
+        self.group.mkdir()
+        share = BURNT / (1 + self.seconds / STEP_SECONDS)
+        (self.group / "cpu.cfs_quota_us").write_text(str(round(QUOTA_PERIOD_US * share)))
+        (self.group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def close(self) -> None:
+        if self.group is not None:
+            (self.group.parent / "cgroup.procs").write_text(str(os.getpid()))
+            self.group.rmdir()
+
 
 class Work(torch.autograd.Function):
     """Takes its time in forward and backward."""
@@ -52,13 +81,13 @@ class Work(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, fault: Fault, scale: float) -> torch.Tensor:
         ctx.fault, ctx.scale = fault, scale
-        time.sleep(FORWARD_SECONDS * scale)
+        fault.pass_time(FORWARD_SECONDS * scale)
         fault.act("forward", 1 / LAYERS * scale)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(BACKWARD_SECONDS * ctx.scale)
+        ctx.fault.pass_time(BACKWARD_SECONDS * ctx.scale)
         ctx.fault.act("backward", 1 / LAYERS * ctx.scale)
         return gradient, None, None
 
@@ -146,6 +175,7 @@ def batches(fault: Fault, steps: int, variable: bool) -> Iterator[torch.Tensor]:
     for step in range(steps):
         fault.step = step
         fault.act("data")
+        fault.throttle()
         tokens = TOKENS
         if variable:
             tokens = int(TOKENS * (0.7 + 0.6 * torch.rand((), generator=draw)))
@@ -188,6 +218,7 @@ def main() -> None:
             collect_for(fault.seconds)
         optimizer.step()
     pacer.close()
+    fault.close()
     dist.barrier()
     os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 
