@@ -193,7 +193,7 @@ class JobRun(StepListener, DaemonInbox):
         if self.tracing.is_tracing:
             self.tracing.boundary()
         if self._is_recorded:
-            self._record_step()
+            self._record_step(step)
         if self.messages.waiting:
             if self.hook.is_alive:
                 self.messages.boundary(self.hook.step, self._outbox.put)
@@ -215,16 +215,16 @@ class JobRun(StepListener, DaemonInbox):
         """Whether steps are, or are to be, recorded together with other ranks."""
         return self._window is not None and self._window.recorder.is_pending
 
-    def _record_step(self) -> None:
+    def _record_step(self, step: FinishedStep | CountedStep | None) -> None:
         assert self._window is not None, "only with windows"
         if self.hook.is_alive:
-            self._window.recorder.boundary()
+            self._window.recorder.boundary(step.raw.events if isinstance(step, FinishedStep) else ())
         else:
             self._window.recorder.close()
 
     def holds_windows(self) -> bool:
-        """Return whether a command waits: it may ask for a trace."""
-        return bool(self.messages.waiting)
+        """Return whether a command waits, which may ask for a trace, or a window of all ranks is saved for."""
+        return bool(self.messages.waiting) or (self._window is not None and self._window.is_saving)
 
     def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
         """Pass a measured step to the rank monitor."""

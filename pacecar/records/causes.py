@@ -15,6 +15,8 @@ class Cause(StrEnum):
     """What takes a rank, a stage, a host or a link longer than its peers."""
 
     COMPUTE = "compute"
+    """Kernels.  On a CPU job the host is the device: all of forward and backward, which timers know and a trace alone
+    does not (it has operators)."""
     HOST_BOUND = "host_bound"
     """Python and the framework between launches, or a rank that waits for a processor."""
     DATA_WAIT = "data_wait"

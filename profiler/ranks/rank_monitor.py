@@ -476,6 +476,8 @@ class RankMonitor:
             if self._is_leader and len(rows) > 1:
                 sums = self._sums.add(rows)
                 changes = self._straggler_detector.judge(rows, self._clock.wall_ns())
+                if self._windows is not None:
+                    self._windows.compare(rows)
                 if self._leader_reports is None:
                     self._tell([sums], changes, exchange.totals)
                 else:

@@ -67,6 +67,10 @@ class GarbageCollections:
         """How long all collections took so far; None if they are not timed."""
         return self._total_ns if self._is_started else None
 
+    def long(self) -> list[tuple[int, int]]:
+        """Return the beginning and end of each long collection, as far as they are kept."""
+        return [*self._long]
+
     def within(self, start_ns: int, end_ns: int) -> int | None:
         """Return how long collections took between two times, short ones left out; None if they are not timed."""
         if not self._is_started:

@@ -204,6 +204,7 @@ WRITERS = {
     "commands/demo/runfolder.py",  # a new folder, and the link `latest`
     "commands/demo/processes.py",  # a file that says stop, and mkdtemp, in new folders of mode 0700
     "profiler/ranks/cross_rank/cross_rank_window.py",  # in mkdtemp's new folders of mode 0700
+    "analysis/reading/rank_window.py",  # the kernel's file of its own process
     "commands/doctor/reference.py", "dashboards/__main__.py",  # for the developer, in a checkout
 }  # fmt: skip
 """Code that creates files or folders without `safe_files`, and why that is safe."""

@@ -7,36 +7,39 @@
 
 Ranks are asked over the sockets that hangs are asked about (`account_road`), so no step waits for a message.  A window
 is ordered only if all ranks answer that their overhead budget allows its predicted price; else one line of the log says
-why not.  What recording costs is charged to the budget.  The other processes have a tenth of the job's weight where
-both want a processor, and are not charged.
+why not, and windows of one rank wait for a while so that it soon does.  What recording costs is charged to the budget.
+So is what the other processes may have taken from the job: their processor time, but at most TAKEN_RATIO of the time
+that they took, and no more than they themselves waited for processors.
 
-The verdict confirms the suspicion, names another rank or cause, or takes the suspicion back.  If the steps do not tell,
-nothing changes.
+`NamedRanks` has what becomes of the verdict.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 import socket
 import subprocess  # noqa: TID251  a process of its own, so that nothing is analyzed under the job's GIL
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from msgspec import structs
 
-from pacecar.analysis.reading.rank_window import WindowFinding, WindowVerdict
+from pacecar.analysis.reading.rank_window import TAKEN_RATIO, TimedStretch, WindowVerdict
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.profiler.hangs.account_road import Question, Road, Silence, WindowState, ask
 from pacecar.profiler.timing.overhead_budget import OverheadBudget
-from pacecar.records import Cause, JobHello, Straggler
+from pacecar.records import JobHello, Straggler
 
+from ..exchange.phase_sums_message import RankRange
 from ..exchange.totals import LedgerTotals
+from .named_ranks import NamedRanks
 from .step_recording import ROW_NS, RecordedHook, StepRecorder
 from .window_trigger import WindowTrigger
 
@@ -47,6 +50,9 @@ WINDOW_STEPS = 6
 
 OPEN_NS = 2_000_000
 """The cost of a recording without rows."""
+
+BESIDE_NS = 50_000_000
+"""What condensing costs a job that has no processor to spare; judging, on rank 0, costs twice that."""
 
 PRICE_MARGIN = 1.3
 
@@ -61,12 +67,10 @@ PROCESS_SECONDS_MAX = 120.0
 WINDOW_SECONDS_MAX = 300.0
 """The longest that a process of ours, and a window from its order on, may take."""
 
-STDERR_BYTES_MAX = 500
+SAVING_SECONDS = 40.0
+"""How long after an offer that its budget forbids a rank takes no windows of its own: until after the next one."""
 
-PHASES: dict[Cause, str] = {
-    Cause.DATA_WAIT: "data_wait", Cause.CHECKPOINT: "checkpoint", Cause.OPTIMIZER_HOST: "optimizer",
-}  # fmt: skip
-"""The phase of a finding by its cause, where the cause tells; elsewhere "rest"."""
+STDERR_BYTES_MAX = 500
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pacecar.analysis.reading.rank_window import main; {run}"
 
@@ -85,8 +89,10 @@ class RecordingHook(RecordedHook, Protocol):
 class _Process:
     """A process of ours with a low priority, and the file that it writes at its end."""
 
-    def __init__(self, words: Sequence[str], out: Path) -> None:
+    def __init__(self, words: Sequence[str], out: Path, charge: Callable[[int], None]) -> None:
         self._out = out
+        self._charge = charge
+        self._begun_ns = time.monotonic_ns()
         self._errors = out.with_suffix(".err")
         code = _PROGRAM.format(path=sys.path, run="sys.exit(main(sys.argv[1:]))")
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -94,14 +100,16 @@ class _Process:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and program
                 [sys.executable, "-c", code, *words],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environ, cwd=out.parent,
-                start_new_session=True,
             )  # fmt: skip
 
     def poll(self) -> bytes | str | None:
         """Return what it wrote, or why it failed; None: it still runs."""
+        before_ns = _children_ns()
         status = self._process.poll()
         if status is None:
             return None
+        spent_ns, took_ns = max(0, _children_ns() - before_ns), time.monotonic_ns() - self._begun_ns
+        self._charge(min(spent_ns, round(TAKEN_RATIO * took_ns), max(0, took_ns - spent_ns)))
         try:
             if status == 0:
                 return self._out.read_bytes()
@@ -117,6 +125,12 @@ class _Process:
             self._process.wait()
 
 
+def _children_ns() -> int:
+    """Return the processor time of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round((used.ru_utime + used.ru_stime) * NS_PER_SECOND)
+
+
 class WindowRank:
     """One rank's part of cross-rank windows."""
 
@@ -124,13 +138,28 @@ class WindowRank:
         self._hello = hello
         self._hook = hook
         self._clock = clock
+        self.on_device = on_device
         self.recorder = StepRecorder(hook, hook.budget.charge, on_device=on_device)
         """For the training thread."""
         self._folder: Path | None = None
         self._process: _Process | None = None
-        self._begun_ns = 0
+        self._begun_ns = self._saves_until_ns = 0
+        self._beside_ns: int | None = None
         self._part: bytes | None = None
         self._refusal: str | None = None
+
+    def charge(self, cost_ns: int) -> None:
+        """Charge the cost of a process of a window's."""
+        self._beside_ns = cost_ns + (self._beside_ns or 0)
+        self._hook.budget.charge(cost_ns)
+
+    def _price_ns(self, rows: int) -> int:
+        """Return the predicted price of a window of so many rows."""
+        beside_ns = self._beside_ns
+        if beside_ns is None:
+            is_crowded = os.getloadavg()[0] + 1 > len(os.sched_getaffinity(0))
+            beside_ns = BESIDE_NS * (1 if self._hello.rank else 3) * is_crowded
+        return OPEN_NS + round(PRICE_MARGIN * (ROW_NS * rows + beside_ns))
 
     @property
     def usual_step_ns(self) -> int | None:
@@ -159,10 +188,18 @@ class WindowRank:
             return "windows are not possible here"
         if rows is None:
             return "no window was taken yet, so the price is unknown"
-        price_ns = OPEN_NS + round(PRICE_MARGIN * ROW_NS * rows * steps)
-        if not self._hook.budget.can_afford(price_ns):
+        price_ns = self._price_ns(rows * steps)
+        headroom_ns = self._hook.budget.headroom_ns(wall_ns=0, cost_ns=0)
+        if headroom_ns is not None and price_ns > headroom_ns:
+            self._saves_until_ns = self._clock.monotonic_ns() + round(SAVING_SECONDS * NS_PER_SECOND)
             return f"{price_ns / NS_PER_SECOND:.2f} s are more than overhead_budget allows now"
+        self._saves_until_ns = 0
         return None
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether windows of this rank alone have to wait, so that the budget soon allows one of all ranks."""
+        return self._saves_until_ns > 0 and self._clock.monotonic_ns() < self._saves_until_ns
 
     def _begin(self, order: Question) -> str | None:
         """Have the training thread record, at once: the monitor thread may sleep for longer than the order is ahead."""
@@ -170,7 +207,7 @@ class WindowRank:
             folder = Path(tempfile.mkdtemp(prefix="pacecar-window-"))
         except OSError as error:
             return str(error)[:STDERR_BYTES_MAX]
-        self._part = self._refusal = None
+        self._part = self._refusal = self._beside_ns = None
         self._begun_ns = self._clock.monotonic_ns()
         self.recorder.order(order.first_step, order.steps, str(folder / "trace.json"))
         self._folder = folder
@@ -194,13 +231,19 @@ class WindowRank:
                 self._refuse(recorded.refusal)
                 return
             rank, world = str(self._hello.rank), str(self._hello.world_size)
-            out = self._folder / "part"
-            words = ["condense", str(self._folder / "trace.json"), str(out), rank, world, socket.gethostname()]
-            self._process = _Process(words, out)
+            out, timed = self._folder / "part", self._folder / "timed.json"
+            offset_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+            stretches = [TimedStretch(name, start + offset_ns, end + offset_ns) for name, start, end in recorded.timed]
+            timed.write_bytes(msgspec.json.encode(stretches))
+            trace = str(self._folder / "trace.json")
+            self._process = _Process(
+                ["condense", trace, str(timed), str(out), rank, world, socket.gethostname()], out, self.charge
+            )
             self._begun_ns = self._clock.monotonic_ns()
         found = None if self._process is None else self._process.poll()
         if isinstance(found, bytes):
             self._part = found
+            _log.debug("recorded %s: %d bytes", recorded, len(found))
             self._clean()
         elif found is not None:
             self._refuse(found)
@@ -237,12 +280,10 @@ class CrossRankWindow:
     ) -> None:
         self._hello = hello
         self._own = own
-        self._report = report
         self._clock = clock
         self._step = step
         self._trigger = WindowTrigger()
-        self._detected: dict[tuple[int | None, Cause], Straggler] = {}
-        self._told: dict[tuple[int | None, Cause], Straggler] = {}
+        self._names = NamedRanks(hello.job, report, clock, on_device=own.on_device)
         self._missing: set[int] = set()
         self._folder: Path | None = None
         self._judging: _Process | None = None
@@ -252,39 +293,20 @@ class CrossRankWindow:
         self.part_bytes: dict[int, int] = {}
         """Size of each rank's part of the last window."""
 
-    # --- suspicions -------------------------------------------------------------------------------
-
     def detected(self, changes: Sequence[Straggler]) -> None:
-        """Report what the always-on detector says, unless a window has shown otherwise since."""
-        for each in changes:
-            key = (each.late_rank, each.cause)
-            if each.ended:
-                if self._detected.pop(key, None) is not None and key in self._told:
-                    self._take_back(key, each.step)
-                if not self._detected:  # whoever was named instead is not late either
-                    for other in [*self._told]:
-                        self._take_back(other, each.step)
-            else:
-                self._detected[key] = each
-                self._tell(each)
-                self._trigger.named()
+        """Report what the always-on detector says."""
+        if self._names.detected(changes):
+            self._trigger.named()
 
-    def _tell(self, late: Straggler) -> None:
-        self._told[late.late_rank, late.cause] = late
-        self._report(late)
-
-    def _take_back(self, key: tuple[int | None, Cause], step: int) -> None:
-        late = self._told.pop(key)
-        self._report(structs.replace(late, ended=True, step=max(step, late.step), wall_ns=self._clock.wall_ns()))
-
-    # --- the window -------------------------------------------------------------------------------
+    def compare(self, rows: Sequence[RankRange]) -> None:
+        """Look at one range of the ranks that are compared with this one."""
+        self._trigger.add(rows)
 
     def look(self, totals: Sequence[LedgerTotals | None]) -> None:
         """Look at the ledgers of all ranks so far."""
         self._trigger.look(totals)
-        if self._trigger.is_even and not self._detected:
-            for key in [*self._told]:
-                self._take_back(key, self._step())
+        if self._trigger.is_over:
+            self._names.recovered(self._step())
 
     def tick(self, road: Road | None, is_closing: Callable[[], bool]) -> None:
         """Order a window if one is due, or go on with it."""
@@ -328,6 +350,8 @@ class CrossRankWindow:
         self._missing, self._ordered_ns = set(everyone), self._clock.monotonic_ns()
         self._next_ns = self._ordered_ns + round(POLL_SECONDS * NS_PER_SECOND)
         self.part_bytes = {}
+        self._trigger.ordered()
+        self._names.ordered()
         _log.info(
             "pacecar: all ranks record steps %d to %d to see which is late",
             self._first_step,
@@ -349,6 +373,9 @@ class CrossRankWindow:
             road, set(self._missing), Question(token=road.token, what="window_part"), is_closing
         ).items():
             if isinstance(answer, Silence):
+                if answer.refused:
+                    self._give_up(f"rank {rank}: {answer.reason}")
+                    return
                 continue  # asked again
             if answer.refusal is not None:
                 self._give_up(f"rank {rank}: {answer.refusal}")
@@ -359,7 +386,7 @@ class CrossRankWindow:
                 self._missing.discard(rank)
         if not self._missing:
             out = folder / "verdict"
-            self._judging = _Process(["judge", str(folder), str(out)], out)
+            self._judging = _Process(["judge", str(folder), str(out)], out, self._own.charge)
 
     def _judge(self, process: _Process) -> None:
         found = process.poll()
@@ -372,51 +399,10 @@ class CrossRankWindow:
         seconds = (self._clock.monotonic_ns() - self._ordered_ns) / NS_PER_SECOND
         _log.info("pacecar: %d steps of all ranks are judged, %.1f s after their order", verdict.steps, seconds)
         _log.debug("the verdict on them: %s", found.decode())
-        before = set(self._told)
-        self._apply(verdict)
-        self._trigger.done(self._clock.monotonic_ns(), has_changed=set(self._told) != before)
-        self._clean()
-
-    def _apply(self, verdict: WindowVerdict) -> None:
-        """Confirm, correct or take back what was said."""
-        named = dict(self._findings(verdict))
-        last = self._first_step + WINDOW_STEPS - 1
-        if not named and verdict.doubt is not None:
-            _log.info("pacecar: the recorded steps cannot tell which rank is late: %s", verdict.doubt)
+        if self._trigger.is_outdated:
+            self._give_up("steps are as short again as before")
             return
-        shared = {rank for found in verdict.findings if len(found.ranks) > 1 for rank in found.ranks}
-        for key in [*self._told]:
-            if key not in named and key[0] not in shared:  # a slow host or stage is not a rank that is fine
-                self._take_back(key, last)
-        for late in named.values():
-            self._tell(late)
-
-    def _findings(self, verdict: WindowVerdict) -> Iterator[tuple[tuple[int | None, Cause], Straggler]]:
-        """Yield a record for each finding about one rank; stages, hosts and imbalance are the job's own shape."""
-        for found in verdict.findings:
-            if found.kind not in ("rank", "link") or len(found.ranks) != 1 or found.cause not in set(Cause):
-                continue
-            key = (found.ranks[0], Cause(found.cause))
-            yield key, self._straggler(key, found, verdict)
-
-    def _straggler(self, key: tuple[int, Cause], found: WindowFinding, verdict: WindowVerdict) -> Straggler:
-        rank, cause = key
-        told = self._told.get((rank, cause))
-        earliest = [late.since_step for (other, _), late in self._told.items() if other == rank]
-        evidence = f"in {verdict.steps} steps that all ranks recorded it costs the job {found.saved_ns / 1e6:.1f} ms of"
-        evidence += f" {verdict.wall_ns / 1e6:.1f} ms a step, give or take {found.error_ns / 1e6:.1f} ms"
-        evidence += f"; {found.evidence}"
-        return Straggler(
-            job=self._hello.job,
-            late_rank=rank,
-            cause=cause,
-            phase=PHASES.get(cause, "rest") if told is None else told.phase,
-            since_step=min(earliest, default=self._first_step),
-            step=self._first_step + WINDOW_STEPS - 1,
-            wall_ns=self._clock.wall_ns(),
-            excess_ns=found.saved_ns,
-            evidence=evidence,
-        )
+        self._done(has_changed=self._names.judged(verdict, self._first_step))
 
     # --- endings ----------------------------------------------------------------------------------
 
@@ -431,7 +417,10 @@ class CrossRankWindow:
 
     def _give_up(self, why: str) -> None:
         _log.info("pacecar: the steps that all ranks should record tell nothing: %s", why)
-        self._trigger.done(self._clock.monotonic_ns(), has_changed=False)
+        self._done(has_changed=False)
+
+    def _done(self, *, has_changed: bool) -> None:
+        self._trigger.done(self._clock.monotonic_ns(), self._step(), has_changed=has_changed)
         self._clean()
 
     def _clean(self) -> None:

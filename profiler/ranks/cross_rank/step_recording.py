@@ -7,17 +7,21 @@ charges what happens at boundaries; SLOWED_ROW_NS a row is charged for the recor
 On a device a session loses rows at its beginning and its end.  So one step before the marked ones is recorded, and one
 after them, in which the device finishes theirs.
 
+What only timers know, the passes of the model and garbage collections, is kept beside it.
+
 The session must not end while a process group's thread may write to it (`session_pause`).  If it still may
 PAUSED_STEPS_MAX steps later, the recording is given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from torch.autograd.profiler import record_function
 
+from pacecar.profiler.timing.garbage_collections import GarbageCollections
+from pacecar.profiler.timing.step_timer import Event
 from pacecar.profiler.windows.session_pause import may_collectives_be_out
 from pacecar.profiler.windows.window_reader import WindowReader
 
@@ -32,6 +36,8 @@ PAUSED_STEPS_MAX = 20
 
 STEPS_MIN = 4
 """A rank that begins late records at least so many steps, or none."""
+
+PASSES = ("forward", "backward")
 
 STEP_MARK = "ProfilerStep#"
 """The name with which torch's profiler marks steps in traces."""
@@ -58,10 +64,19 @@ class RecordedHook(Protocol):
 
 
 class RecordingResult(NamedTuple):
-    """How a recording ended: `refusal` says why there is none."""
+    """How a recording ended: `refusal` says why there is none.
 
+    `timed` are passes of the model and garbage collections ("gc"), in monotonic nanoseconds.
+    """
+
+    first_step: int = 0
+    steps: int = 0
     rows: int = 0
+    timed: tuple[Event, ...] = ()
     refusal: str | None = None
+
+    def __str__(self) -> str:
+        return f"steps {self.first_step} to {self.first_step + self.steps - 1}, {self.rows} rows"
 
 
 class _Order(NamedTuple):
@@ -81,6 +96,9 @@ class StepRecorder:
         self._is_open = False
         self._is_paused = False
         self._mark: Any = None
+        self._marked: list[int] = []
+        self._collections = GarbageCollections()
+        self._timed: list[Event] = []
         self.result: RecordingResult | None = None
         """The end of the last recording; None while there is none, or it goes on."""
 
@@ -95,13 +113,14 @@ class StepRecorder:
         self._order = _Order(first, first + steps, path)
         self._hook.wake()
 
-    def boundary(self) -> None:
-        """Begin, go on with or end the recording: a step is over.  Never raises."""
+    def boundary(self, events: Iterable[Event] = ()) -> None:
+        """Begin, go on with or end the recording: a step with these `events` is over.  Never raises."""
         order = self._order
         if order is None:
             return
         try:
             if self._is_open:
+                self._timed += [event for event in events if event[0] in PASSES]
                 self._go_on(order)
             elif self._hook.step >= order.first - self._margin:
                 self._begin(order)
@@ -124,6 +143,8 @@ class StepRecorder:
         else:
             windows.open_recording()
             self._is_open = self._hook.is_traced = True
+            self._marked, self._timed = [], []
+            self._collections.start()
             self._mark_step(order)
 
     def _go_on(self, order: _Order) -> None:
@@ -145,6 +166,7 @@ class StepRecorder:
         if order.first <= self._hook.step < order.end:
             self._mark = record_function(f"{STEP_MARK}{self._hook.step}")
             self._mark.__enter__()
+            self._marked.append(self._hook.step)
 
     def _end_mark(self) -> None:
         mark, self._mark = self._mark, None
@@ -154,7 +176,8 @@ class StepRecorder:
     def _end(self, order: _Order) -> None:
         rows = self._hook.windows.close_recording(order.path)
         self._charge(SLOWED_ROW_NS * rows)
-        self._finish(RecordingResult(rows))
+        timed = (*self._timed, *(("gc", start, end) for start, end in self._collections.long()))
+        self._finish(RecordingResult(self._marked[0], len(self._marked), rows, timed))
 
     def _abandon(self, why: str) -> None:
         try:
@@ -167,5 +190,6 @@ class StepRecorder:
     def _finish(self, result: RecordingResult) -> None:
         if self._is_open:
             self._hook.is_traced = False
+            self._collections.close()
         self._is_open = self._is_paused = False
         self._order, self.result = None, result
