@@ -10,6 +10,7 @@ Jobs of all layouts are drawn, healthy or with one or two faults that cost 3 to 
     --kernel-noise         variation of kernels in healthy jobs; hosts of loud jobs still stop
     --form                 only certain faults, or traces of certain forms (`FORMS` in `acceptance.py`): hosts without
                            names, links shared by groups, rows of the device alone
+    --condensed            traces are condensed, sent and read again, as in a cross-rank window of a running job
     --exponential-stops    stops of healthy loud jobs have a mean of 3 ms instead of exactly 3 ms
 """
 
@@ -27,7 +28,9 @@ from bench.causal_figures import Case, ClockError, Named, Planted, falsely_named
 from pacecar.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.analysis.document.report import TraceJob
 from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.one_rank.trace_bytes import decode_trace, encode_trace
 from pacecar.analysis.output.words import untold_words
+from pacecar.analysis.reading.rank_window import prepared
 from tests.kit.simulated_jobs import Run, Truth, simulate
 from tests.kit.simulated_jobs.acceptance import (
     FORMS,
@@ -39,10 +42,12 @@ from tests.kit.simulated_jobs.acceptance import (
 )
 
 
-def judged(truth: Truth, seed: int, number: int) -> Case:
+def judged(truth: Truth, seed: int, number: int, *, is_condensed: bool = False) -> Case:
     """Analyze one simulated job and put what was said beside what is true."""
     run = truth.run
     traces = run.traces()
+    if is_condensed:
+        traces = [decode_trace(encode_trace(prepared(trace, [])), trace.file) for trace in traces]
     job = analyze_job(traces, [analyze_trace(trace) for trace in traces])
     wall = run.step_ns if run.job.has_host_rows else run.wall_ns  # a step is known where traces mark it
     return Case(
@@ -134,11 +139,12 @@ def main(words: Sequence[str] | None = None) -> None:
     kinds = [*KINDS, *SPANNING_KINDS]
     parser.add_argument("--kinds", nargs="+", choices=kinds, help="only these kinds of jobs")
     parser.add_argument("--form", choices=[*FORMS], default="usual", help="of the jobs, their faults and their traces")
+    parser.add_argument("--condensed", action="store_true", help="traces as in a cross-rank window of a running job")
     parser.add_argument("--misses", action="store_true", help="list each fault that was not right")
     args = parser.parse_args(words)
     begun, cases = time.process_time(), []
     for number, truth in drawn(args):
-        cases.append(judged(truth, args.seed, number))
+        cases.append(judged(truth, args.seed, number, is_condensed=args.condensed))
         if args.misses:
             sys.stdout.write("".join(f"{line}\n" for line in misses(cases[-1])))
             sys.stdout.flush()
