@@ -39,6 +39,8 @@ HEALTHY = (
     Case("compute", 1, 2, pause_seconds=20), Case("checkpoint", 0, 3, pause_seconds=25),
     Case("evaluate", 0, 2, pause_seconds=20), Case("evaluate", 0, 3, pause_seconds=20),
     Case("none", 0, 2, stop_all_seconds=20), Case("none", 0, 4, stop_all_seconds=20),
+    Case("pause_all", ALL, 2, pause_seconds=20), Case("pause_loader", ALL, 2, pause_seconds=60),
+    Case("long", ALL, 2, steps=10_000, pause_seconds=8),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "is_in_communication",
     "open_case",
     "training_frames",
+    "would_record_waits",
 ]
 
 
@@ -107,6 +108,13 @@ def common_place(case: HangCase, ranks: Iterable[int]) -> str | None:
     if len(phases) == 1 and (phase := phases.pop()) in QUIET_PHASES:
         return frame or phase
     return frame if case.records_peer_calls else None
+
+
+def would_record_waits(case: HangCase) -> bool:
+    """Return whether a rank that waits for another one would show it: in a call that torch records, or by its stack."""
+    accounts = case.accounts.values()
+    is_seen = all(training_frames(one) and not is_in_communication(one) for one in accounts)
+    return is_seen and case.records_peer_calls and case.told >= case.accounts.keys()
 
 
 def is_in_communication(account: RankAccount) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pacecar.records.hangs import HangKind
 
-from .case import HangCase, HangFinding, common_place, is_in_communication
+from .case import HangCase, HangFinding, common_place, is_in_communication, would_record_waits
 from .group_members import is_synchronizing, plain_operation
 from .sentences import call_words, group_words, ranks_words, where_words
 from .wait_graph import Wait
@@ -163,7 +163,13 @@ def _without_waits(case: HangCase) -> Iterator[HangFinding]:
         if (cause := _cause(case, rank)) is not None:
             yield cause
     if (place := common_place(case, case.accounts)) is not None and _is_complete(case):
-        yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits in a collective; all are in {place}")
+        yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits for another; all are in {place}")
+    elif _is_complete(case) and not case.facts.all and would_record_waits(case):
+        places: dict[str, list[int]] = {}
+        for one in case.accounts.values():
+            places.setdefault(where_words(one), []).append(one.rank)
+        words = "; ".join(ranks_words(ranks) + place for place, ranks in places.items())
+        yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits for another; {words}")
     else:
         reason = "no rank waits in a recorded collective" if case.accounts else "there is no account of any rank"
         yield HangFinding(HangKind.UNKNOWN, frozenset(), reason)

@@ -40,15 +40,15 @@ def judge(
     """Return who holds the job up.
 
     `accounts` may lack ranks; of two of one rank the later counts.  `job`, `rank` and `wall_ns` go into the verdict:
-    which job it is, who judged, and when.  `waited_ns` is how long the job hangs, if the caller knows; else it is the
-    longest wait that an account shows, by that rank's own clock.
+    which job it is, who judged, and when.  `waited_ns` is how long the job hangs, if the caller
+    knows; else it is the longest wait that an account shows, by that rank's own clock.
     """
     case = open_case(accounts, world_size)
     findings = weigh(case, list(find_ends(case)))
     named = sorted((one for one in findings if one.kind is not HangKind.UNKNOWN), key=_by_certainty)
     kind = named[0].kind if named else HangKind.UNKNOWN
     culprits = _culprits(named)
-    waiting = (case.waiting - culprits) or (case.told if kind is HangKind.NOBODY else frozenset())
+    waiting = case.waiting - culprits
     wait = next((one.wait for one in named or findings if one.wait is not None), None)
     duration_ns = _longest_wait_ns(case) if waited_ns is None else waited_ns
     return HangVerdict(

@@ -55,7 +55,7 @@ class HangKind(StrEnum):
     LINK = "link"
     """All ranks joined, and the transfer between some of them does not end."""
     NOBODY = "nobody"
-    """No rank is to blame: all wait for something outside the job."""
+    """No rank is to blame: those that others wait for are all in one place, or no rank waits for another."""
     UNKNOWN = "unknown"
     """It cannot be told; the evidence says why."""
 

@@ -30,11 +30,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from pacecar.process_state import ProcessIdentity
 from pacecar.records.hangs import ProcessState, RankAccount
 from pacecar.records.ranges import Count, Label, Rank
 
 from ..transport.rendezvous import RendezvousError, consult
-from .process_state import ProcessIdentity
 
 __all__ = [
     "ABSENT_MAX", "ANSWER_SECONDS", "AccountListener", "Door", "Heard", "ProcessStates", "Question", "Road", "Silence",
@@ -72,20 +72,28 @@ _log = logging.getLogger("pacecar")
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank asks another.
 
-    Its account, to look into a hang (`summon`), what it knows of the processes of `ranks` on its host, or nothing
-    (`greeting`), which shows that it can be reached.  Or whether it can record `steps` steps for a cross-rank window
-    (`window_offer`), to record them from `first_step` on (`window_order`), and what it recorded (`window_part`).
+    Its account, or only its `counters`, to look into a hang (`summon`), what it knows of the processes of `ranks` on
+    its host, or nothing (`greeting`), which shows that it can be reached.  Or whether it can record `steps` steps for a
+    cross-rank window (`window_offer`), to record them from `first_step` on (`window_order`), and what it recorded
+    (`window_part`).
     """
 
     token: Annotated[str, Meta(max_length=64)]
-    what: Literal["account", "summon", "processes", "greeting", "window_offer", "window_order", "window_part"]
+    what: Literal[
+        "account", "counters", "summon", "processes", "greeting", "window_offer", "window_order", "window_part"
+    ]
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=ABSENT_MAX)] = ()
     first_step: Count = 0
     steps: Count = 0
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
-    """The answer to a greeting, and to a summons: this rank looks into it, or has another one do so."""
+    """The answer to a greeting, and to a summons: this rank looks into it, or has another one do so.
+
+    `is_idle`: by its latest look, no rank waits for another.
+    """
+
+    is_idle: bool = False
 
 
 class ProcessStates(msgspec.Struct, frozen=True, tag="processes"):
@@ -134,6 +142,7 @@ _question = msgspec.msgpack.Decoder(Question)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "account": msgspec.msgpack.Decoder(RankAccount),
+    "counters": msgspec.msgpack.Decoder(RankAccount),
     "summon": msgspec.msgpack.Decoder(Heard),
     "greeting": msgspec.msgpack.Decoder(Heard),
     "processes": msgspec.msgpack.Decoder(ProcessStates),

@@ -6,13 +6,15 @@ thread, its line of Python, and the collective it entered last.  It withdraws th
 
 A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and may take CHECKPOINT_SECONDS.  A forward,
 in training or evaluation, is a sign of life.  Any other work between steps may take `hang_seconds`.  The first step,
-which may compile for minutes, may take FIRST_SECONDS.
+which may compile for minutes, may take FIRST_SECONDS.  If no rank waits for another (`hang_watch`), a silence may take
+`inquiry.IDLE_SECONDS`.
 
 If the model keeps running in training but no step ends, something unobserved updates it; `unseen_ns` returns for how
 long.  A stopped process cannot report; the other ranks' reports and the age of its last record in the daemon show it.
 
 Long before that, `is_quiet` says that it is time to ask all ranks (`hang_watch`): after QUIET_SECONDS, or QUIET_STEPS
-median steps.  It is often wrong and costs an inquiry.  `patience_ns` is how long ranks of this job have been silent
+median steps.  It is often wrong and costs an inquiry.  `is_longer_than_steps` says earlier that it is time to compare
+the ranks' counters, which costs little.  `patience_ns` is how long ranks of this job have been silent
 before without a hang, with a margin: a rank that may merely be slow is not blamed before that.
 
 Pure except for the stack that `where` reads.  `torch_flight_recorder` shows the collective that the rank is in.
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from ..hook.loading import TimedLoader
+from .inquiry import IDLE_SECONDS
 
 __all__ = ["HangDetector", "Suspicion", "is_in_loader", "where"]
 
@@ -37,6 +40,9 @@ FIRST_SECONDS = 1800.0
 
 QUIET_SECONDS = 5.0
 QUIET_STEPS = 5
+COMPARE_SECONDS = 1.0
+"""The least silence after which counters are compared."""
+
 QUIET_SECONDS_FIRST = 30.0
 """The first step may compile; a job that hangs in its first collective is still found."""
 
@@ -114,11 +120,14 @@ class HangDetector:
             return None
         return silent
 
-    def check(self, now_ns: int, phase: str, alive_ns: int | None = None) -> Suspicion | None:
-        """Return a new suspicion or the end of one; `alive_ns` is the last sign of life besides steps."""
+    def check(self, now_ns: int, phase: str, alive_ns: int | None = None, *, is_idle: bool = False) -> Suspicion | None:
+        """Return a new suspicion or the end of one.
+
+        `alive_ns` is the last sign of life besides steps; with `is_idle` no rank of the job waits for another.
+        """
         since = max(self._since_ns, alive_ns or 0)
         silent = now_ns - since
-        is_hung = silent > self._bound_ns(phase)
+        is_hung = silent > max(self._bound_ns(phase), round(IDLE_SECONDS * 1e9) if is_idle else 0)
         raised = self._raised
         if raised is None and is_hung:
             self._raised = Suspicion(self._step, phase, silent)
@@ -143,6 +152,12 @@ class HangDetector:
             kind = _kind(phase)
         self._pause = since, _CHECKPOINT if phase == _CHECKPOINT else kind, silent
         return silent > self.quiet_ns
+
+    def is_longer_than_steps(self, now_ns: int, phase: str, alive_ns: int | None) -> bool:
+        """Return whether no step has ended for longer than this job's steps and announced checkpoints explain."""
+        if self.median_ns is None or phase == _CHECKPOINT:
+            return False
+        return self.silent_ns(now_ns, alive_ns) > max(round(COMPARE_SECONDS * 1e9), QUIET_STEPS * self.median_ns)
 
     @property
     def quiet_ns(self) -> int:

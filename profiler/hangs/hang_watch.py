@@ -7,7 +7,11 @@ The lowest rank that answers judges, so that one rank asks all: a rank with a su
 batches, and asks itself only if none answers.  It repeats the summons while its suspicion lasts, since the judge may
 fall silent as well.  A suspicion costs no more than an inquiry, and `inquiry` decides whether there is a verdict.
 
-A verdict is reported once, and once more with `ended` when the job goes on.
+Before that, as soon as a silence is longer than the job's steps explain, rank 0 compares the operations that all ranks
+have begun on their process groups, and the others whether rank 0 answers.  If not all is equal, that is a suspicion.
+
+A verdict is reported once, and once more with `ended` when the job goes on.  If no rank waits for another, one line of
+the log says so, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from msgspec import structs
 
 from pacecar.analysis.hang.judgement import judge
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.process_state import own_identity, read_process
 from pacecar.records import HangVerdict, JobHello, JobRecord
 from pacecar.records.hangs import ProcessState, RankAccount
 
@@ -39,14 +44,16 @@ from .account_road import (
     exchange_doors,
 )  # fmt: skip
 from .hang_evidence import keep_evidence
-from .inquiry import Inquiry, Round
-from .process_state import own_identity, read_process
+from .inquiry import Inquiry, Round, are_counters_unequal, is_idle
 from .rank_account import RankSpeaker, TrainingProgress
 
 __all__ = ["HangWatch"]
 
 ROUND_SECONDS = 3.0
 """Between two rounds: a rank that moves at all in a slow job moves in this time, or is said to work."""
+
+COMPARE_NS = 1_000_000_000
+"""Between two comparisons of counters during one silence."""
 
 ROUND_NS_MIN = 1_000_000_000
 """The least between two rounds."""
@@ -107,9 +114,12 @@ class HangWatch:
         self._inquiry = Inquiry(hang_ns)
         self._reached: set[int] = set()
         self._next_ns = 0
+        self._compare_ns = 0
+        self._is_unequal = False
         self._summoned_ns: int | None = None
         self._verdict: HangVerdict | None = None
         self._told_step: int | None = None
+        self._is_idle = False
         self._charged_ns = 0
 
     @property
@@ -121,6 +131,11 @@ class HangWatch:
     def has_verdict(self) -> bool:
         """Whether a hang was reported that lasts."""
         return self._verdict is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rank waits for another though no step ends, by the latest look of the rank that judges."""
+        return self._is_idle
 
     def open(self, store: Any, address: str, name: str, rest: Callable[[float], object]) -> None:  # noqa: ANN401
         """Exchange doors with the other ranks, which call this as well; raises RendezvousError and OSError."""
@@ -149,8 +164,11 @@ class HangWatch:
         match question.what:
             case "account":
                 return self._speaker.account()
+            case "counters":
+                return self._speaker.counters()
             case "summon":
                 self._summoned_ns = self._clock.monotonic_ns()
+                return Heard(self._is_idle)
             case "processes":
                 return ProcessStates(tuple(self._process_of(rank) for rank in question.ranks))
             case "greeting":
@@ -161,15 +179,19 @@ class HangWatch:
 
     # --- the monitor thread -------------------------------------------------------------------------
 
-    def check(self, now_ns: int, *, is_suspected: bool) -> None:
-        """Look into a suspicion of this rank's, or of one that summoned it; report the end of a hang."""
+    def check(self, now_ns: int, *, is_suspected: bool, is_long: bool = False) -> None:
+        """Look into a suspicion of this rank's, or of one that summoned it; report the end of a hang.
+
+        `is_long`: no step has ended for longer than the job's own steps explain.
+        """
         if self._verdict is not None and self._progress().step != self._told_step:
             self._report(structs.replace(self._verdict, ended=True, wall_ns=self._clock.wall_ns()))
             self._verdict = None
         summoned_ns = self._summoned_ns
         is_summoned = summoned_ns is not None and now_ns - summoned_ns < SUMMONS_SECONDS * NS_PER_SECOND
+        is_suspected = is_suspected or self._are_ranks_unequal(now_ns, is_long=is_long)
         if self._road is None or not (is_suspected or is_summoned):
-            self._next_ns, self._inquiry = 0, Inquiry(self._hang_ns)
+            self._next_ns, self._inquiry, self._is_idle = 0, Inquiry(self._hang_ns), False
             return
         if now_ns < self._next_ns or self._verdict is not None:
             return
@@ -178,9 +200,23 @@ class HangWatch:
             self._hold_round(self._road)
         pause_ns = max(round(ROUND_SECONDS * NS_PER_SECOND), round(ROUND_RATIO * progress.silent_ns))
         left_ns = progress.patience_ns - progress.silent_ns + APART_NS
-        if left_ns >= ROUND_NS_MIN:  # do not miss the moment from which a slow rank may be blamed
-            pause_ns = min(pause_ns, left_ns)
+        if left_ns > 0:  # do not miss the moment from which a slow rank may be blamed
+            pause_ns = min(pause_ns, max(left_ns, ROUND_NS_MIN))
         self._next_ns = now_ns + pause_ns
+
+    def _are_ranks_unequal(self, now_ns: int, *, is_long: bool) -> bool:
+        """Return whether counters differ or a rank does not answer; once they do, as long as this silence lasts."""
+        if not is_long:
+            self._is_unequal = False
+        elif not self._is_unequal and now_ns >= self._compare_ns and self._road is not None:
+            own = self._hello.rank
+            others = range(1, len(self._road.doors)) if own == 0 else range(1)
+            answers = self._ask(others, "counters")
+            silent = [one for one in answers.values() if isinstance(one, Silence) and one.was_asked]
+            told = [one for one in answers.values() if isinstance(one, RankAccount)]
+            self._is_unequal = bool(silent) or (own == 0 and are_counters_unequal([*told, self._speaker.counters()]))
+            self._compare_ns = now_ns + COMPARE_NS
+        return self._is_unequal
 
     def _does_another_judge(self) -> bool:
         """Summon the ranks below this one; return whether any heard it."""
@@ -189,7 +225,9 @@ class HangWatch:
             answers = self._ask(below[:1] if first == 0 else below, "summon")
             if first == 0 and not any(isinstance(answer, Heard) for answer in answers.values()):
                 answers = self._ask(below[1:], "summon")
-            if any(isinstance(answer, Heard) for answer in answers.values()):
+            heard = [answer for answer in answers.values() if isinstance(answer, Heard)]
+            if heard:
+                self._is_idle = any(answer.is_idle for answer in heard)
                 return True
         return False
 
@@ -213,6 +251,9 @@ class HangWatch:
         verdict = judge(accounts, len(road.doors), job=self._hello.job, rank=rank, wall_ns=self._clock.wall_ns())
         _log.debug("a round of accounts: %s %s: %s", verdict.kind, verdict.culprits, verdict.summary)
         found = self._inquiry.add(Round(accounts, begun_ns, verdict, not_nameable))
+        if (idle := is_idle(verdict)) and not self._is_idle and found is None:
+            _log.info("pacecar: no step has ended for %.0f s: %s", verdict.waited_ns / NS_PER_SECOND, verdict.summary)
+        self._is_idle = idle
         if found is not None:
             self._verdict, self._told_step = found, own.step
             self._report(found)

@@ -7,19 +7,23 @@ two rounds some seconds apart in which nothing moved and which name the same ran
     has not joined, does not answer, a link, unknown           only after the silence that this job has shown before
                                                                (`RankAccount.patience_ns`)
     the same, but the rank computes, reads or writes           only after `hang_seconds`, as a long save does the same
+    no rank waits for another                                  only after IDLE_SECONDS: a pause of all ranks is no hang
 
 Pure: accounts and times in, a verdict out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records.hangs import GroupState, HangKind, HangVerdict, RankAccount
 
-__all__ = ["Inquiry", "Round"]
+__all__ = ["IDLE_SECONDS", "Inquiry", "Round", "are_counters_unequal", "is_idle"]
+
+IDLE_SECONDS = 1800.0
+"""The silence from which on even a job hangs in which no rank waits for another: torch's default timeout."""
 
 CERTAIN = frozenset(
     {HangKind.STOPPED, HangKind.GONE, HangKind.SKIPPED, HangKind.EXTRA, HangKind.MISMATCHED}
@@ -77,6 +81,8 @@ class Inquiry:
         involved = [accounts[rank] for rank in (*verdict.culprits, *verdict.waiting) if rank in accounts]
         patience_ns = max((each.patience_ns for each in involved if each.patience_ns is not None), default=0)
         ranks = verdict.culprits or tuple(accounts)
+        if is_idle(verdict):
+            return max(self._hang_ns, patience_ns, round(IDLE_SECONDS * NS_PER_SECOND))
         if (verdict.kind not in IN_A_CALL and not verdict.waiting) or set(latest.not_nameable) & set(verdict.culprits):
             return max(self._hang_ns, patience_ns)
         if verdict.kind in CERTAIN:
@@ -84,6 +90,24 @@ class Inquiry:
         if any(_works(_by_rank(before).get(rank), accounts.get(rank), latest.at_ns - before.at_ns) for rank in ranks):
             return max(self._hang_ns, patience_ns)
         return patience_ns
+
+
+def is_idle(verdict: HangVerdict) -> bool:
+    """Return whether no rank waits for another, as far as torch records it."""
+    return verdict.kind is HangKind.NOBODY and not verdict.waiting
+
+
+def are_counters_unequal(accounts: Iterable[RankAccount]) -> bool:
+    """Return whether members of any group have begun different numbers of operations on it.
+
+    Sends and receives count as well, so ranks of a pipeline always differ: that costs an inquiry, and proves nothing.
+    """
+    begun: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for account in accounts:
+        for group in account.groups:
+            if group.operations is not None:
+                begun.setdefault((group.name, group.ranks), set()).add(group.operations)
+    return any(len(counts) > 1 for counts in begun.values())
 
 
 def _is_same(one: HangVerdict, other: HangVerdict) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
+from pacecar.process_state import ProcessIdentity, read_process
 from pacecar.records import JobHello
 from pacecar.records.hangs import FRAMES_MAX, THREADS_MAX, ProcessState, RankAccount, ThreadStack
 from pacecar.records.ranges import LABEL_CHARACTERS_MAX
 
-from .process_state import ProcessIdentity, read_process
-from .torch_flight_recorder import group_states
+from .torch_flight_recorder import group_counters, group_states
 
 T = TypeVar("T")
 
@@ -76,6 +76,12 @@ class RankSpeaker:
             stacks=read("its stacks", lambda: thread_stacks(self._training_thread), ()),
             process=read("its process", self._own_process, None),
             problems=tuple(problems),
+        )
+
+    def counters(self) -> RankAccount:
+        """Return how many operations this rank has begun on each process group, and nothing that costs more."""
+        return RankAccount(
+            rank=self._hello.rank, world_size=self._hello.world_size, host=self._hello.host, groups=group_counters()
         )
 
     def _own_progress(self) -> TrainingProgress | None:

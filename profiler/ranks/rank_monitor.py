@@ -530,10 +530,12 @@ class RankMonitor:
         self._alive_ns = alive_ns
         is_quiet = detector.is_quiet(now, phase, alive_ns)
         if self._hang_watch is not None:
-            self._hang_watch.check(now, is_suspected=is_quiet)
+            is_long = detector.is_longer_than_steps(now, phase, alive_ns)
+            self._hang_watch.check(now, is_suspected=is_quiet, is_long=is_long)
             if self._hang_watch.has_verdict:
                 detector.forget_pause()
-        suspicion = detector.check(now, phase, alive_ns)
+        is_idle = self._hang_watch is not None and self._hang_watch.is_idle
+        suspicion = detector.check(now, phase, alive_ns, is_idle=is_idle)
         if suspicion is None:
             unseen_ns = None if self._is_unseen else detector.unseen_ns(now, phase, trained_ns)
             if unseen_ns is not None:

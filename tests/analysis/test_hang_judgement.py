@@ -307,10 +307,23 @@ def test_two_that_wait_for_each_other_in_two_groups_are_a_circle() -> None:
 def test_all_in_the_same_place_is_nobodys_fault() -> None:
     ranks = [account(rank, {"all": "RR"}, stacks=(LOADER,)) for rank in range(4)]
     verdict = judged(*ranks)
-    assert (verdict.kind, verdict.culprits, verdict.waiting) == (HangKind.NOBODY, (), (0, 1, 2, 3))
-    assert "all are in loader.py:40 __next__" in verdict.summary
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == (HangKind.NOBODY, (), ())
+    assert verdict.summary == "no rank waits for another; all are in loader.py:40 __next__"
     assert judged(*ranks[:3]).kind is HangKind.UNKNOWN, "the fourth may be elsewhere"
-    assert judged(account(0, {"all": "RRr"}), *ranks[1:]).kind is HangKind.NOBODY
+    outside = judged(account(0, {"all": "RRr"}), *ranks[1:])
+    assert (outside.kind, outside.waiting) == (HangKind.NOBODY, (0,))
+
+
+def test_no_rank_waits_for_another_though_they_are_in_different_places() -> None:
+    def at(frame: str, rank: int) -> RankAccount:
+        line = ThreadStack(name="MainThread", frames=(frame,), is_training=True)
+        return account(rank, {"all": "RR"}, world=2, stacks=(line,))
+
+    verdict = judged(at("save.py:3 write", 0), at("train.py:31 main", 1), world=2)
+    assert (verdict.kind, verdict.waiting) == (HangKind.NOBODY, ())
+    assert verdict.summary == "no rank waits for another; rank 0: in save.py:3 write; rank 1: in train.py:31 main"
+    inside = at("distributed_c10d.py:2100 recv", 0)
+    assert judged(inside, at("train.py:31 main", 1), world=2).kind is HangKind.UNKNOWN
 
 
 def test_the_same_line_of_all_ranks_is_no_proof_where_receives_are_not_recorded() -> None:

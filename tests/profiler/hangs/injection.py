@@ -26,6 +26,7 @@ WATCH_SECONDS = 26.0
 """How long to wait for a verdict from the moment when it happened."""
 
 START_SECONDS = 240.0
+HEALTHY_SECONDS = 600.0
 
 ENDED_SECONDS = 10.0
 """How long to look for the record that a hang is over."""
@@ -41,6 +42,8 @@ class Case:
     kinds: tuple[str, ...] = ()
     may_end: bool = False
     """Whether the job may fail by itself instead, as gloo's does when a process ends."""
+    steps: int = 60
+    """Of a healthy job."""
     pause_seconds: float = 9.0
     stop_all_seconds: float = 0.0
     device: str = "cpu"
@@ -80,7 +83,7 @@ class Outcome:
 def inject(folder: Path, case: Case, watch: Callable[[], None] = lambda: None) -> Outcome:
     """Run the job of `case` until there is a verdict, it ends, or WATCH_SECONDS have passed; end it then."""
     folder.mkdir(parents=True, exist_ok=True)
-    steps = 60 if not case.kinds else 100_000
+    steps = case.steps if not case.kinds else 100_000
     arguments = [JOB, str(folder), case.fault, str(case.rank), str(steps)]
     ranks = start_ranks(
         arguments,
@@ -94,7 +97,7 @@ def inject(folder: Path, case: Case, watch: Callable[[], None] = lambda: None) -
         if case.kinds:
             _wait_for_verdict(folder, case, ranks)
         else:
-            end = time.monotonic() + START_SECONDS
+            end = time.monotonic() + HEALTHY_SECONDS
             while any(rank.process.poll() is None for rank in ranks) and time.monotonic() < end:
                 time.sleep(0.2)
         watch()

@@ -27,6 +27,7 @@ STEP = 25
 """At which it happens."""
 
 LONG = 600.0
+LONG_PAUSE_SECONDS = 60.0
 PAUSE_SECONDS = float(os.environ.get("PAUSE_SECONDS", "9"))
 DEVICE = torch.device(os.environ.get("HANG_DEVICE", "cpu"))
 
@@ -56,7 +57,9 @@ class Job:
     def batches(self, steps: int) -> Iterator[Tensor]:
         for step in range(steps):
             self.step = step
-            time.sleep(0.03)
+            time.sleep(0.0 if self.fault == "long" else 0.03)
+            if self.is_now("pause_loader"):
+                time.sleep(PAUSE_SECONDS)
             if self.is_now("loader"):
                 time.sleep(LONG)
             if self.is_now("loader_pipe"):
@@ -106,13 +109,29 @@ class Job:
             with self.pacer.checkpoint():
                 time.sleep(PAUSE_SECONDS)
         if self.is_now("evaluate"):
-            end = time.monotonic() + PAUSE_SECONDS
-            self.net.eval()
-            with torch.no_grad():
-                while time.monotonic() < end:
-                    self.net(torch.ones(4, 64, device=DEVICE))
-                    time.sleep(0.2)
-            self.net.train()
+            self.evaluate()
+        if self.fault == "long":
+            self.pause_now_and_then()
+
+    def evaluate(self) -> None:
+        end = time.monotonic() + PAUSE_SECONDS
+        self.net.eval()
+        with torch.no_grad():
+            while time.monotonic() < end:
+                self.net(torch.ones(4, 64, device=DEVICE))
+                time.sleep(0.2)
+        self.net.train()
+
+    def pause_now_and_then(self) -> None:
+        """Evaluate and save once in a thousand steps, and once do nothing at all for a minute."""
+        assert self.pacer is not None
+        if self.step % 1000 == 500:
+            self.evaluate()
+        if self.step % 1000 == 999:
+            with self.pacer.checkpoint():
+                time.sleep(PAUSE_SECONDS)
+        if self.step == 2500:
+            time.sleep(LONG_PAUSE_SECONDS)
 
     def own_collective(self) -> None:
         """Take part in the all-reduce of the group, or do something else."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pacecar.process_state import own_identity, read_process
 from pacecar.profiler.hangs.account_road import (
     QUESTION_BYTES_MAX,
     AccountListener,
@@ -24,7 +25,6 @@ from pacecar.profiler.hangs.account_road import (
     Silence,
     ask,
 )
-from pacecar.profiler.hangs.process_state import own_identity, read_process
 from pacecar.profiler.hangs.rank_account import thread_stacks
 from pacecar.records.hangs import RankAccount
 from tests.kit.waiting import until

@@ -50,6 +50,8 @@ def test_the_rank_that_holds_a_job_up_is_named_and_no_other(tmp_path, case):
         Case("evaluate", 0, 2, pause_seconds=20.0),
         Case("checkpoint", 0, 2, pause_seconds=20.0),
         Case("none", ALL, 2, stop_all_seconds=20.0),
+        Case("pause_all", ALL, 2, pause_seconds=20.0),
+        Case("pause_loader", ALL, 2, pause_seconds=20.0),
     ],
     ids=str,
 )

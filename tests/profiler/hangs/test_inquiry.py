@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from pacecar.profiler.hangs.inquiry import WORKS_BYTES, Inquiry, Round
+from pacecar.profiler.hangs.inquiry import IDLE_SECONDS, WORKS_BYTES, Inquiry, Round, are_counters_unequal
 from pacecar.records.hangs import GroupState, HangKind, HangVerdict, ProcessState, RankAccount, ThreadStack
 
 S = 1_000_000_000
@@ -111,3 +111,34 @@ def test_a_rank_that_closed_pacecar_or_could_not_be_asked_is_given_the_longest_t
     rounds = [account(0), absent(1)], [account(0), absent(1)]
     assert judged(HangKind.NO_ANSWER, *rounds) is not None
     assert judged(HangKind.NO_ANSWER, *rounds, not_nameable={1}) is None
+
+
+def test_where_no_rank_waits_for_another_nothing_is_said_for_as_long_as_torch_would_wait():
+    def said(kind, waiting, silent):
+        both = [account(0, silent=silent), account(1, silent=silent)]
+        return judged(kind, both, both, culprits=(), waiting=waiting)
+
+    long = round(IDLE_SECONDS * S)
+    assert said(HangKind.NOBODY, (), long - 1) is None
+    assert said(HangKind.NOBODY, (), long) is not None
+    assert said(HangKind.NOBODY, (0,), 10 * S) is not None, "one that waits for the others is a hang of all"
+
+
+def test_counters_are_compared_among_the_members_of_a_group():
+    def counters(rank, **groups):
+        states = tuple(
+            GroupState(name=name, ranks=ranks, operations=operations) for name, (ranks, operations) in groups.items()
+        )
+        return RankAccount(rank=rank, world_size=4, groups=states)
+
+    first, second = (0, 1), (2, 3)
+    ranks = [
+        counters(0, tp=(first, 5)),
+        counters(1, tp=(first, 5)),
+        counters(2, tp=(second, 9)),
+        counters(3, tp=(second, 9)),
+    ]
+    assert not are_counters_unequal(ranks)
+    assert are_counters_unequal([*ranks[:3], counters(3, tp=(second, 8))])
+    assert not are_counters_unequal([*ranks[:3], counters(3, tp=(second, None))])
+    assert are_counters_unequal([counters(0, tp=(first, 0)), counters(1, tp=(first, 1))]), "zero is a count"
