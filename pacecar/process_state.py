@@ -1,40 +1,53 @@
 """Reads what the kernel says of a rank's process: whether it exists, is stopped or frozen, waits or computes.
 
+Of a process that has ended it says by which signal, until its parent has asked; and of a control group, how many of its
+processes were killed for memory.  So a rank was killed for memory if that number has grown, and no other signal ended
+it.  A process without such a group counts the kills of its host, and then the signal must be known.
+
 A pid may be given to another process, and means another one in another container.  So a rank is known by its pid, the
 time its process began, and its host: boot and pid namespace.
 
 Sources: proc_pid_stat(5), proc_pid_status(5), proc_pid_wchan(5), proc_pid_io(5); Documentation/scheduler/
-sched-stats.rst (schedstat); Documentation/admin-guide/cgroup-v2.rst (cgroup.events).
+sched-stats.rst (schedstat); Documentation/admin-guide/cgroup-v2.rst (cgroup.events, memory.events) and
+cgroup-v1/memory.rst (memory.oom_control); mm/vmstat.c (oom_kill).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import msgspec
 
-from pacecar.kernel_files.cgroups import v2_group
-from pacecar.kernel_files.reader import KernelFiles, row
+from pacecar.kernel_files.cgroups import V2, parse_cgroup_line, v2_group
+from pacecar.kernel_files.reader import KernelFiles, lines_of, row
 from pacecar.records.hangs import ProcessState
-from pacecar.records.ranges import Count, Label, Pid
+from pacecar.records.ranges import LABEL_CHARACTERS_MAX, Count, Label, Pid
 
-__all__ = ["ProcessIdentity", "own_identity", "read_process"]
+__all__ = ["CGROUPS", "ProcessIdentity", "identity_of", "memory_kills", "own_identity", "read_process"]
 
-_STATE, _BEGAN = 0, 19
-"""Fields of /proc/PID/stat after the name in parentheses: `state` and `starttime`."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+_STATE, _BEGAN, _EXIT_CODE = 0, 19, 49
+"""Fields of /proc/PID/stat after the name in parentheses: `state`, `starttime` and `exit_code`, as wait(2) returns it;
+the latter is 0 to those who must not trace the process."""
 
 _OVER = ("Z", "X")
 """A zombie has ended; only its parent has not asked how."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """A process and its training thread; `host` is the same for processes that see each other by these pids."""
+    """A process and its training thread; `host` is the same for processes that see each other by these pids.
+
+    `kills_file` counts the kills for memory in its control group; None if it has no such group.
+    """
 
     host: Label
     pid: Pid
     thread: Pid
     began: Count
+    kills_file: Label | None = None
 
 
 def own_identity(thread: int, files: KernelFiles | None = None) -> ProcessIdentity:
@@ -46,20 +59,45 @@ def own_identity(thread: int, files: KernelFiles | None = None) -> ProcessIdenti
     except OSError:
         namespace = ""
     host = f"{boot} {namespace}" if boot and namespace else ""
-    return ProcessIdentity(host, os.getpid(), thread, _began(_stat(files, files.proc / "self")) or 0)
+    return identity_of(os.getpid(), files, thread=thread, host=host)
+
+
+def identity_of(
+    pid: int, files: KernelFiles, *, thread: int | None = None, host: str = "", cgroups: Path = CGROUPS
+) -> ProcessIdentity:
+    """Return the identity of a process; its training thread is its first one if `thread` is not known."""
+    process = files.proc / str(pid)
+    began = _began(_stat(files, process)) or 0
+    return ProcessIdentity(host, pid, thread or pid, began, _kills_file(files, process, cgroups))
+
+
+def memory_kills(who: ProcessIdentity, files: KernelFiles | None = None) -> int | None:
+    """Return how many processes of its group, or else of its host, were killed for memory; None if that is unknown."""
+    files = files or KernelFiles()
+    return _number(files.text(Path(who.kills_file) if who.kills_file else files.proc / "vmstat") or "", "oom_kill")
 
 
 def read_process(
-    who: ProcessIdentity, files: KernelFiles | None = None, cgroups: Path = Path("/sys/fs/cgroup")
+    who: ProcessIdentity,
+    files: KernelFiles | None = None,
+    cgroups: Path = CGROUPS,
+    *,
+    kills_before: int | None = None,
 ) -> ProcessState:
-    """Return the state of a process of this host."""
+    """Return the state of a process of this host; `kills_before` is what `memory_kills` returned while it lived."""
     files = files or KernelFiles()
     process = files.proc / str(who.pid)
     stat = _stat(files, process)
-    if not stat or _began(stat) != who.began:
-        return ProcessState(pid=who.pid, exists=False)
-    if stat[_STATE] in _OVER:
-        return ProcessState(pid=who.pid, exists=False, state=stat[_STATE])
+    if not stat or _began(stat) != who.began or stat[_STATE] in _OVER:
+        is_left = bool(stat) and _began(stat) == who.began
+        ended_by = _signal(stat) if is_left else None
+        return ProcessState(
+            pid=who.pid,
+            exists=False,
+            state=stat[_STATE] if is_left else None,
+            ended_by=ended_by,
+            killed_for_memory=_is_killed_for_memory(who, ended_by, kills_before, memory_kills(who, files)),
+        )
     task = process / "task" / str(who.thread)
     thread = _stat(files, task) or stat
     status, io = files.text(task / "status") or "", files.text(task / "io") or ""
@@ -78,6 +116,34 @@ def read_process(
         wakeups=_number(status, "voluntary_ctxt_switches:"),
         transferred_bytes=None if None in moved else sum(each for each in moved if each is not None),
     )
+
+
+def _is_killed_for_memory(who: ProcessIdentity, ended_by: int | None, before: int | None, now: int | None) -> bool:
+    if before is None or now is None or now <= before:
+        return False
+    return ended_by == signal.SIGKILL or (ended_by is None and who.kills_file is not None)
+
+
+def _kills_file(files: KernelFiles, process: Path, cgroups: Path) -> str | None:
+    """Return where the control group of a process counts kills for memory."""
+    groups: dict[str, str] = {}
+    for line in lines_of(files.text(process / "cgroup") or ""):
+        try:
+            groups |= dict(parse_cgroup_line(line))
+        except ValueError:
+            continue
+    for hierarchy, top, name in ((V2, cgroups, "memory.events"), ("memory", cgroups / "memory", "memory.oom_control")):
+        if hierarchy in groups:
+            path = top / groups[hierarchy].lstrip("/") / name
+            if len(str(path)) <= LABEL_CHARACTERS_MAX and _number(files.text(path) or "", "oom_kill") is not None:
+                return str(path)
+    return None
+
+
+def _signal(stat: list[str]) -> int | None:
+    """Return the signal that ended a process; None if it exited, or if that is not told."""
+    code = stat[_EXIT_CODE] if len(stat) > _EXIT_CODE else ""
+    return int(code) & 0x7F or None if code.isdigit() else None
 
 
 def _stat(files: KernelFiles, folder: Path) -> list[str]:

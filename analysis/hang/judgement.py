@@ -46,8 +46,8 @@ def judge(
     case = open_case(accounts, world_size)
     findings = weigh(case, list(find_ends(case)))
     named = sorted((one for one in findings if one.kind is not HangKind.UNKNOWN), key=_by_certainty)
-    kind = named[0].kind if named else HangKind.UNKNOWN
     culprits = _culprits(named)
+    kind = _kind(case, named[0].kind if named else HangKind.UNKNOWN, culprits)
     waiting = case.waiting - culprits
     wait = next((one.wait for one in named or findings if one.wait is not None), None)
     duration_ns = _longest_wait_ns(case) if waited_ns is None else waited_ns
@@ -71,6 +71,17 @@ def judge(
 def _by_certainty(finding: HangFinding) -> tuple[int, int]:
     kind = finding.kind
     return NAMING_KINDS.index(kind) if kind in NAMING_KINDS else len(NAMING_KINDS), min(finding.ranks, default=0)
+
+
+def _kind(case: HangCase, kind: HangKind, culprits: frozenset[int]) -> HangKind:
+    """Return the kind, of ranks that are gone with how they all ended."""
+    if kind is HangKind.GONE:
+        ended = [one for rank in culprits & case.facts.gone if (one := case.accounts[rank].process) is not None]
+        if ended and all(one.killed_for_memory for one in ended):
+            return HangKind.KILLED_FOR_MEMORY
+        if ended and all(one.ended_by is not None for one in ended):
+            return HangKind.KILLED
+    return kind
 
 
 def _culprits(named: list[HangFinding]) -> frozenset[int]:

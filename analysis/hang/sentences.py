@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Collection
 
 from pacecar.records.hangs import CollectiveCall, ProcessState, RankAccount
@@ -61,12 +62,25 @@ def where_words(account: RankAccount | None) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
+def _ending_words(process: ProcessState) -> str:
+    if process.killed_for_memory:
+        return "was killed for memory" if process.ended_by else "has ended, and its control group ran out of memory"
+    return "has ended" if process.ended_by is None else f"was ended by {_signal_words(process.ended_by)}"
+
+
+def _signal_words(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def process_words(process: ProcessState | None) -> str:
     """Return what the kernel says of the process; empty if nothing."""
     if process is None:
         return ""
     if not process.exists or process.state in ("Z", "X"):
-        return f"process {process.pid} has ended"
+        return f"process {process.pid} {_ending_words(process)}"
     if process.is_frozen:
         return f"process {process.pid} is frozen with its control group"
     if process.state == "t":

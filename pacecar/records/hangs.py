@@ -39,7 +39,11 @@ class HangKind(StrEnum):
     STOPPED = "stopped"
     """The process is stopped by a signal, frozen with its control group, or held by a debugger."""
     GONE = "gone"
-    """The process has ended."""
+    """The process has ended; it is not known how, or it exited by itself."""
+    KILLED = "killed"
+    """A signal ended the process."""
+    KILLED_FOR_MEMORY = "killed_for_memory"
+    """The process has ended, and the kernel has killed one of its control group for want of memory since it lived."""
     NOT_JOINED = "not_joined"
     """The rank is alive and never joined a collective that the others wait in."""
     NOT_FINISHED = "not_finished"
@@ -126,6 +130,10 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """How often the training thread has gone to sleep so far (voluntary_ctxt_switches); it stays the same in a hang."""
     transferred_bytes: Bytes | None = None
     """What the training thread has read and written so far, as a slow save does (proc_pid_io(5), rchar and wchar)."""
+    ended_by: Annotated[int, Meta(ge=1, le=127)] | None = None
+    """The signal that ended the process, if the kernel still tells."""
+    killed_for_memory: bool = False
+    """Whether the kernel has killed a process of its control group for memory since it was seen alive."""
 
 
 class RankAccount(msgspec.Struct, frozen=True, kw_only=True):

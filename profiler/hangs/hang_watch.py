@@ -17,6 +17,7 @@ the log says so, and nothing is reported.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from msgspec import structs
 
 from pacecar.analysis.hang.judgement import judge
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.process_state import own_identity, read_process
+from pacecar.process_state import ProcessIdentity, memory_kills, own_identity, read_process
 from pacecar.records import HangVerdict, JobHello, JobRecord
 from pacecar.records.hangs import ProcessState, RankAccount
 
@@ -76,6 +77,10 @@ EVIDENCE_MAX = 32
 EVIDENCE_CHARACTERS_MAX = 400
 """Sentences of evidence in a record, and their length: a frame to the daemon has 64 KiB."""
 
+KILLS_SECONDS = 30.0
+"""How often to read what was killed for memory.  The reading before the last one is what later ones are compared with,
+since a kill in the last seconds may be the reason of a suspicion that is still to come."""
+
 DOORS_SECONDS = 10.0
 """How long ranks wait for each other's doors; they have just met."""
 
@@ -120,6 +125,9 @@ class HangWatch:
         self._verdict: HangVerdict | None = None
         self._told_step: int | None = None
         self._is_idle = False
+        self._kills: deque[dict[int, int | None]] = deque(maxlen=2)
+        self._kills_at_ns: int | None = None
+        self._ended: dict[int, ProcessState] = {}
         self._charged_ns = 0
 
     @property
@@ -192,6 +200,7 @@ class HangWatch:
         is_suspected = is_suspected or self._are_ranks_unequal(now_ns, is_long=is_long)
         if self._road is None or not (is_suspected or is_summoned):
             self._next_ns, self._inquiry, self._is_idle = 0, Inquiry(self._hang_ns), False
+            self._note_kills(now_ns)
             return
         if now_ns < self._next_ns or self._verdict is not None:
             return
@@ -289,11 +298,28 @@ class HangWatch:
         return found
 
     def _process_of(self, rank: int) -> ProcessState | None:
-        road = self._road
-        if road is None or rank >= len(road.doors):
+        if rank not in self._neighbors():
             return None
-        process = road.doors[rank].process
-        return read_process(process) if process.host and process.host == self._identity.host else None
+        if rank in self._ended:
+            return self._ended[rank]
+        kills_before = self._kills[0].get(rank) if self._kills else None
+        state = read_process(self._neighbors()[rank], kills_before=kills_before)
+        if state.ended_by is not None:  # which is no longer told once its parent has asked
+            self._ended[rank] = state
+        return state
+
+    def _neighbors(self) -> dict[int, ProcessIdentity]:
+        """Return the ranks whose processes this host has."""
+        own = self._identity.host
+        doors = () if self._road is None or not own else self._road.doors
+        return {rank: door.process for rank, door in enumerate(doors) if door.process.host == own}
+
+    def _note_kills(self, now_ns: int) -> None:
+        if self._kills_at_ns is None or now_ns - self._kills_at_ns >= KILLS_SECONDS * NS_PER_SECOND:
+            self._kills_at_ns = now_ns
+            files = {process.kills_file: process for process in self._neighbors().values()}
+            counts = {file: memory_kills(process) for file, process in files.items()}
+            self._kills.append({rank: counts[one.kills_file] for rank, one in self._neighbors().items()})
 
     def _absent(self, rank: int, state: ProcessState | None, why: Silence, *, has_left: bool) -> RankAccount:
         problem = "pacecar is closed on it" if has_left else why.reason

@@ -25,9 +25,9 @@ __all__ = ["IDLE_SECONDS", "Inquiry", "Round", "are_counters_unequal", "is_idle"
 IDLE_SECONDS = 1800.0
 """The silence from which on even a job hangs in which no rank waits for another: torch's default timeout."""
 
-CERTAIN = frozenset(
-    {HangKind.STOPPED, HangKind.GONE, HangKind.SKIPPED, HangKind.EXTRA, HangKind.MISMATCHED}
-)  # fmt: skip
+_ENDED = frozenset({HangKind.GONE, HangKind.KILLED, HangKind.KILLED_FOR_MEMORY})
+
+CERTAIN = _ENDED | {HangKind.STOPPED, HangKind.SKIPPED, HangKind.EXTRA, HangKind.MISMATCHED}
 """What time alone does not heal."""
 
 IN_A_CALL = frozenset(
@@ -111,7 +111,8 @@ def are_counters_unequal(accounts: Iterable[RankAccount]) -> bool:
 
 
 def _is_same(one: HangVerdict, other: HangVerdict) -> bool:
-    return one.kind == other.kind and set(one.culprits) == set(other.culprits)
+    is_same = one.kind is other.kind or {one.kind, other.kind} <= _ENDED
+    return is_same and set(one.culprits) == set(other.culprits)
 
 
 def _by_rank(found: Round) -> Mapping[int, RankAccount]:

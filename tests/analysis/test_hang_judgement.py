@@ -304,6 +304,31 @@ def test_two_that_wait_for_each_other_in_two_groups_are_a_circle() -> None:
     assert "in a circle" in verdict.summary
 
 
+@pytest.mark.parametrize(
+    ("process", "kind", "words"),
+    [
+        (ProcessState(pid=7, exists=False), HangKind.GONE, "process 7 has ended"),
+        (ProcessState(pid=7, exists=False, state="Z", ended_by=9), HangKind.KILLED, "was ended by SIGKILL"),
+        (
+            ProcessState(pid=7, exists=False, ended_by=9, killed_for_memory=True),
+            HangKind.KILLED_FOR_MEMORY,
+            "was killed for memory",
+        ),
+        (
+            ProcessState(pid=7, exists=False, killed_for_memory=True),
+            HangKind.KILLED_FOR_MEMORY,
+            "its control group ran out of memory",
+        ),
+    ],
+    ids=["not known how", "by a signal", "for memory", "and a kill was counted"],
+)
+def test_how_a_rank_ended_is_said_as_far_as_it_is_known(process: ProcessState, kind: HangKind, words: str) -> None:
+    gone = RankAccount(rank=1, world_size=2, answered=False, process=process)
+    verdict = judged(account(0, {"all": "Rr"}, world=2), gone, world=2)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == (kind, (1,), (0,))
+    assert words in verdict.summary
+
+
 def test_all_in_the_same_place_is_nobodys_fault() -> None:
     ranks = [account(rank, {"all": "RR"}, stacks=(LOADER,)) for rank in range(4)]
     verdict = judged(*ranks)

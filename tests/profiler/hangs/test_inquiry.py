@@ -124,6 +124,12 @@ def test_where_no_rank_waits_for_another_nothing_is_said_for_as_long_as_torch_wo
     assert said(HangKind.NOBODY, (0,), 10 * S) is not None, "one that waits for the others is a hang of all"
 
 
+def test_a_process_that_its_parent_buries_between_two_rounds_is_the_same_that_was_killed():
+    inquiry, both = Inquiry(HANG_NS), [account(0), absent(1)]
+    assert inquiry.add(Round(both, 0, verdict(HangKind.KILLED))) is None
+    assert inquiry.add(Round(both, 3 * S, verdict(HangKind.GONE))) is not None
+
+
 def test_counters_are_compared_among_the_members_of_a_group():
     def counters(rank, **groups):
         states = tuple(
