@@ -20,11 +20,13 @@ from functools import partial
 from importlib import metadata
 from typing import TypeVar
 
+import msgspec
+
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
 from pacecar.gpu_health import GpuHealth
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.records import Sample, Throttling
+from pacecar.records import HangVerdict, Sample, Throttling
 from pacecar.records.status_document import StatusDocument
 
 from .catalog_sample import sample
@@ -48,6 +50,7 @@ from .ingest.socket_server import SocketServer
 from .ingest.unix_socket import UnixSocket, UnixSocketError
 from .jobs.job_energy import JobEnergies
 from .jobs.node_signals import SIGNAL_TICKS, NodeSignalsSource, Throttles
+from .jobs.silent_jobs import SilentJob, SilentJobs
 from .jobs.state import DaemonState
 from .recorder.recorder import Around, FlightRecorder, RecorderLimits
 from .reload import ReloadResults, in_force
@@ -135,6 +138,12 @@ class Daemon:
             recorder=self._recorder,
             faults=self._faults,
             trouble=self._trouble,
+        )
+        self._silent_jobs = SilentJobs(
+            KernelFiles(config.proc_root, config.sys_root),
+            self._clock,
+            lambda: self._socket_server.members(),
+            self._report_hang,
         )
         self._throttles = Throttles()
         self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
@@ -384,6 +393,7 @@ class Daemon:
         self._state.publish(snapshot)
         if self._recorder is not None:
             self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)
+        self._step("silent jobs", lambda: self._silent_jobs.tick(self._state.silent_jobs()), None)
         self._throttled = self._step("throttles", lambda: self._throttles.update(snapshot), {})
         signals = self._step("signals of the node", lambda: self._signals.update(snapshot), None)
         self._step("signals to hooks", lambda: self._socket_server.tell(self._throttled, signals), None)
@@ -407,6 +417,11 @@ class Daemon:
 
     def _step(self, name: str, act: Callable[[], T], otherwise: T) -> T:
         return self._faults.contain(ContainedPart.TICK, name, act, otherwise)
+
+    def _report_hang(self, job: SilentJob, verdict: HangVerdict) -> None:
+        self._state.add_verdict(job.key, verdict)
+        if self._recorder is not None:
+            self._recorder.record_rank(verdict, msgspec.msgpack.encode(verdict), job.ranks[0].hello, job.uid)
 
     def _make_recorder(self, config: DaemonConfig) -> FlightRecorder:
         limits = RecorderLimits(

@@ -33,14 +33,14 @@ def judge(
     world_size: int,
     *,
     job: str = "",
-    rank: int = 0,
+    rank: int | None = 0,
     wall_ns: int = 0,
     waited_ns: int | None = None,
 ) -> HangVerdict:
     """Return who holds the job up.
 
     `accounts` may lack ranks; of two of one rank the later counts.  `job`, `rank` and `wall_ns` go into the verdict:
-    which job it is, who judged, and when.  `waited_ns` is how long the job hangs, if the caller
+    which job it is, who judged (None: the daemon), and when.  `waited_ns` is how long the job hangs, if the caller
     knows; else it is the longest wait that an account shows, by that rank's own clock.
     """
     case = open_case(accounts, world_size)

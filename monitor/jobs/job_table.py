@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.records import JobHello, JobRecord, Sample
+from pacecar.records import HangVerdict, JobHello, JobRecord, Sample
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
@@ -23,6 +23,7 @@ from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.command_routing import RankSteps
 from ..recorder.triggers import TriggerPace
 from .evictions import Displaced, Evictions, NoRoomError
+from .silent_jobs import SilentJob
 from .tracked_job import RANK_BYTES_MAX, JobView, TrackedJob, TrackedRank, label_bytes
 
 __all__ = ["JobTable"]
@@ -113,6 +114,16 @@ class JobTable:
                 heard_ns, step = max(steps, key=lambda one: one[0])
                 paces.append(TriggerPace(str(job.key), now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
         return paces
+
+    def silent_jobs(self) -> list[SilentJob]:
+        """Return the jobs of which no rank says anything."""
+        now = self._clock.monotonic_ns()
+        return [silent for job in self._jobs.values() if (silent := job.silent(now)) is not None]
+
+    def add_verdict(self, key: JobKey, verdict: HangVerdict) -> None:
+        """Record the daemon's own verdict on a job."""
+        if (job := self._jobs.get(key)) is not None:
+            job.health.record(verdict, self._clock.monotonic_ns())
 
     def forget(self) -> list[JobKey]:
         """Forget the jobs that sent nothing for too long, and return them."""

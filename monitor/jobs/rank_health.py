@@ -5,7 +5,8 @@ restarted daemon learns of them, and a repetition is not counted again.
 
 When ranks suspect a hang, the culprit is often one that does not: a stopped process sends nothing, nor does one with a
 blocked interpreter.  So ranks that have been silent since then are reported along with those that wait.  If the ranks
-can ask each other, one of them sends a verdict as well, kept until the job goes on.
+can ask each other, one of them sends a verdict as well, kept until the job goes on.  If no rank says anything, the
+daemon may have a verdict of its own (`silent_jobs`), kept until one does.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ class RankHealth:
                     self._collectives[record.rank] = record.collectives
                 self._note_suspicion(now_ns)
             case HangVerdict():
-                self._verdict = None if record.ended else record
+                before = self._verdict
+                if not record.ended:
+                    self._verdict = record
+                elif before is not None and (before.rank is None) == (record.rank is None):
+                    self._verdict = None
             case Straggler():
                 key = (record.late_rank, record.cause)
                 if record.ended:
@@ -87,6 +92,11 @@ class RankHealth:
                     self._late[key] = msgspec.structs.replace(
                         record, evidence=record.evidence[:EVIDENCE_CHARACTERS_MAX]
                     )
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether a rank has said why the job hangs."""
+        return self._verdict is not None and self._verdict.rank is not None
 
     def leave(self, rank: int) -> None:
         """Record that `rank` left or restarted: it no longer hangs, and the reports of a rank 0 on others are over."""
@@ -123,7 +133,7 @@ class RankHealth:
             stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
             named=dict(self._named),
             ledger=self._ledger,
-            verdict=self._verdict if self._verdict is not None and self._verdict.rank in heard_ns else None,
+            verdict=self._verdict if self._verdict is not None and self._verdict.rank in {None, *heard_ns} else None,
             hangs={
                 rank: (count, is_suspected and rank in heard_ns) for rank, (count, is_suspected) in self._hangs.items()
             },

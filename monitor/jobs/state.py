@@ -71,6 +71,8 @@ class DaemonState:
     record = _locked(JobTable.record)
     leave = _locked(JobTable.leave)
     rank_steps = _locked(JobTable.rank_steps)
+    silent_jobs = _locked(JobTable.silent_jobs)
+    add_verdict = _locked(JobTable.add_verdict)
 
     def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
         """Change the limits; existing jobs and ranks beyond them stay until they are over."""

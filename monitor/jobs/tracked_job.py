@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pacecar.clock import NS_PER_SECOND
 from pacecar.records import (
     CollectiveWindow,
     Decision,
@@ -36,6 +37,7 @@ from pacecar.wire import FrameError, Refusal
 
 from ..histogram import DurationHistogram, Histogram
 from .rank_health import RankHealth, RankHealthView
+from .silent_jobs import SILENT_SECONDS, SILENT_STEPS, SilentJob, SilentRank
 
 __all__ = ["JobView", "RankView", "TrackedJob", "TrackedRank", "label_bytes"]
 
@@ -254,6 +256,19 @@ class TrackedJob:
                 if decision.decision == verdict.decision and decision.expected_gain_ratio is not None:
                     error = abs(decision.expected_gain_ratio - verdict.measured_gain_ratio)
                     self._forecast_error[verdict.knob] = error
+
+    def silent(self, now_ns: int) -> SilentJob | None:
+        """Return the job if no rank of it has said anything for long, nor why it hangs, and not all are over."""
+        silent_ns = now_ns - self.heard_ns
+        here = [rank for rank in self.ranks.values() if "goodbye" not in rank.latest]
+        steps = [step for rank in here if (step := rank.step) is not None]
+        if self.is_over or not steps or self.health.has_verdict:
+            return None
+        longest_ns = max(step.wall_ns for step in steps)
+        if silent_ns < max(SILENT_SECONDS * NS_PER_SECOND, SILENT_STEPS * longest_ns):
+            return None
+        ranks = [SilentRank(one.hello, None if one.step is None else one.step.step, not one.connected) for one in here]
+        return SilentJob(self.key, self.uid, silent_ns, ranks)
 
     def view(self, now_ns: int) -> JobView:
         """Return the job as it is now."""

@@ -171,8 +171,8 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="hang_verdict")
     """
 
     job: Label
-    rank: Rank
-    """The rank that judged."""
+    rank: Rank | None
+    """The rank that judged; None: the daemon, as no rank says anything."""
     wall_ns: Nanoseconds
     kind: HangKind
     culprits: Ranks

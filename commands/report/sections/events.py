@@ -122,7 +122,7 @@ def hangs_of(index: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
 
 def hang_verdicts_of(index: RunIndex) -> tuple[ReportHangVerdict, ...]:
     """Return one row for each hang on which its ranks reached a verdict."""
-    found: dict[tuple[int, int, int | None], ReportHangVerdict] = {}
+    found: dict[tuple[int, int | None, int | None], ReportHangVerdict] = {}
     for life, one in index.hang_verdicts:
         key = life, one.rank, one.step
         before = found.get(key)
