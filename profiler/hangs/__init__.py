@@ -6,7 +6,6 @@ Start at `hang_watch.HangWatch`.  The verdict itself is `pacecar.analysis.hang`'
     hang_detector          how long this rank has ended no step, and from when on that is unusual
     rank_account           what this rank is doing, for the others
     torch_flight_recorder  the collectives that a rank has begun but not finished
-    process_state          what the kernel says of a rank's process
     account_road           how ranks ask each other: sockets of our own
     inquiry                several rounds of accounts, and whether they allow a verdict
     hang_evidence          the accounts behind a verdict, as a file in the run folder
