@@ -16,8 +16,8 @@ import pytest
 
 from pacecar.analysis.one_rank.trace_bytes import decode_trace, encode_trace
 from pacecar.analysis.reading.rank_window import MEMORY_BYTES_MAX, NICENESS, prepared
+from pacecar.process_state import ProcessIdentity
 from pacecar.profiler.hangs.account_road import AccountListener, Door, Heard, Question, Road, WindowState
-from pacecar.profiler.hangs.process_state import ProcessIdentity
 from pacecar.profiler.ranks.cross_rank import cross_rank_window
 from pacecar.profiler.ranks.cross_rank.cross_rank_window import (
     WINDOW_SECONDS_MAX,
