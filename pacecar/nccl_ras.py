@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from pacecar.formatting.quantities import plural
 from pacecar.records.ranges import Count, Rank, WorldSize
 
 __all__ = [
@@ -55,6 +56,15 @@ PAUSE_SECONDS = 2.0
 CONNECT_SECONDS = 1.0
 COLLECT_SECONDS = 5
 """How long NCCL waits for a process that does not answer (RAS_COLLECTIVE_LEG_TIMEOUT); the reply then lists it."""
+
+EXTRA_SECONDS = 5
+"""How much longer it waits for others that wait for such a process (RAS_COLLECTIVE_EXTRA_TIMEOUT), times
+NCCL_RAS_TIMEOUT_FACTOR."""
+
+COLLECTIONS = 2
+"""A status collects from all processes twice: who is there, and what their communicators are."""
+
+_FACTOR = re.compile(r"[1-9][0-9]?")
 
 # What RAS says is shown in a terminal and in commands, and whoever listens on its port may say anything.
 _Host = Annotated[str, Meta(pattern=r"\A[\w.:%-]{1,255}\Z")]
@@ -142,6 +152,14 @@ class RasFinding(msgspec.Struct, frozen=True):
     most: int
     pids: Mapping[int, tuple[str, int]]
 
+    def __str__(self) -> str:
+        return f"communicator {self.communicator} of {plural(self.size, 'rank')}"
+
+    def rank_words(self, rank: int) -> str:
+        """Return the words for one of its ranks: number, process and host."""
+        host, pid = self.pids[rank]
+        return f"rank {rank} (pid {pid} on {host})" if pid > 0 else f"rank {rank} (of an unknown process)"
+
 
 def ras_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return the host and port of this node's RAS, which NCCL_RAS_ADDR may set.
@@ -158,10 +176,13 @@ def ras_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def ask_ras(address: tuple[str, int], *, clock: Callable[[], float] = time.monotonic) -> RasStatus | None:
+def ask_ras(
+    address: tuple[str, int], *, clock: Callable[[], float] = time.monotonic, environ: Mapping[str, str] = os.environ
+) -> RasStatus | None:
     """Return the status of the job that answers at `address`; None if nothing listens there.
 
-    Takes milliseconds in a healthy job, and about twice COLLECT_SECONDS where processes do not answer.
+    Takes milliseconds in a healthy job, and COLLECTIONS times COLLECT_SECONDS or more where processes do not answer.
+    `environ` is this process's: where the job has another NCCL_RAS_TIMEOUT_FACTOR, the answer may come too late.
 
     Raises:
         RasError: what listens is not RAS, is too old, is too slow, or sends what cannot be read.
@@ -184,7 +205,7 @@ def ask_ras(address: tuple[str, int], *, clock: Callable[[], float] = time.monot
         said = client.ask(b"SET FORMAT json\n", deadline)
         if said != b"OK":
             raise RasError(f"{place}: has no JSON ({_shown(said)}); NCCL 2.28.7 was the first with it")
-        return parse_ras(client.read_all(b"VERBOSE STATUS\n", clock() + 3 * COLLECT_SECONDS), place)
+        return parse_ras(client.read_all(b"VERBOSE STATUS\n", clock() + _status_seconds(environ)), place)
 
 
 def ask_ras_twice(
@@ -201,6 +222,12 @@ def ask_ras_twice(
     pause(PAUSE_SECONDS)
     second = ask_ras(address)
     return None if second is None else compare(first, second)
+
+
+def _status_seconds(environ: Mapping[str, str]) -> float:
+    """Return how long a status may take."""
+    factor = environ.get("NCCL_RAS_TIMEOUT_FACTOR", "")
+    return COLLECTIONS * (COLLECT_SECONDS + EXTRA_SECONDS * (int(factor) if _FACTOR.fullmatch(factor) else 1))
 
 
 class _Client:

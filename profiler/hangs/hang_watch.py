@@ -47,6 +47,7 @@ from .account_road import (
 from .hang_evidence import keep_evidence
 from .inquiry import Inquiry, Round, are_counters_unequal, is_idle
 from .rank_account import RankSpeaker, TrainingProgress
+from .ras_witness import RasWitness, may_have_ras
 
 __all__ = ["HangWatch"]
 
@@ -125,6 +126,7 @@ class HangWatch:
         self._verdict: HangVerdict | None = None
         self._told_step: int | None = None
         self._is_idle = False
+        self._ras: RasWitness | None = None
         self._kills: deque[dict[int, int | None]] = deque(maxlen=2)
         self._kills_at_ns: int | None = None
         self._ended: dict[int, ProcessState] = {}
@@ -195,11 +197,16 @@ class HangWatch:
         if self._verdict is not None and self._progress().step != self._told_step:
             self._report(structs.replace(self._verdict, ended=True, wall_ns=self._clock.wall_ns()))
             self._verdict = None
+        if self._verdict is not None and self._ras is not None and (words := self._ras.take()):
+            self._verdict = _with_evidence(self._verdict, words)
+            self._emit(self._verdict)
         summoned_ns = self._summoned_ns
         is_summoned = summoned_ns is not None and now_ns - summoned_ns < SUMMONS_SECONDS * NS_PER_SECOND
         is_suspected = is_suspected or self._are_ranks_unequal(now_ns, is_long=is_long)
         if self._road is None or not (is_suspected or is_summoned):
             self._next_ns, self._inquiry, self._is_idle = 0, Inquiry(self._hang_ns), False
+            if self._ras is not None and self._ras.is_done:
+                self._ras = None
             self._note_kills(now_ns)
             return
         if now_ns < self._next_ns or self._verdict is not None:
@@ -242,6 +249,8 @@ class HangWatch:
 
     def _hold_round(self, road: Road) -> None:
         begun_ns = self._clock.monotonic_ns()
+        if self._ras is None and may_have_ras(self._hello.backend):
+            self._ras = RasWitness({(door.address, door.process.pid): rank for rank, door in enumerate(road.doors)})
         own, rank = self._speaker.account(), self._hello.rank
         answers = self._ask((other for other in range(len(road.doors)) if other != rank), "account")
         silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
@@ -264,6 +273,7 @@ class HangWatch:
             _log.info("pacecar: no step has ended for %.0f s: %s", verdict.waited_ns / NS_PER_SECOND, verdict.summary)
         self._is_idle = idle
         if found is not None:
+            found = _with_evidence(found, self._ras.take() if self._ras is not None else ())
             self._verdict, self._told_step = found, own.step
             self._report(found)
             if self._run_dir is not None:
@@ -333,10 +343,15 @@ class HangWatch:
         )
 
     def _report(self, verdict: HangVerdict) -> None:
-        evidence = tuple(each[:EVIDENCE_CHARACTERS_MAX] for each in verdict.evidence[:EVIDENCE_MAX])
-        verdict = structs.replace(verdict, evidence=evidence)
         if verdict.ended:
             _log.warning("pacecar: the job goes on after a hang at step %s", verdict.step)
         else:
             _log.warning("pacecar: %s", verdict.summary)
         self._emit(verdict)
+
+
+def _with_evidence(verdict: HangVerdict, words: Sequence[str]) -> HangVerdict:
+    """Return the verdict with `words` as its last sentences of evidence."""
+    words = words[:EVIDENCE_MAX]
+    evidence = (*verdict.evidence[: EVIDENCE_MAX - len(words)], *words)
+    return structs.replace(verdict, evidence=tuple(each[:EVIDENCE_CHARACTERS_MAX] for each in evidence))

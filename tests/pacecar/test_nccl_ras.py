@@ -34,6 +34,15 @@ def test_where_nothing_listens_there_is_no_status_and_no_error() -> None:
     assert ask_ras_twice(address, pause=lambda _: pytest.fail("there is nothing to wait for")) is None
 
 
+@pytest.mark.parametrize(("factor", "seconds"), [(None, 20), ("1", 20), ("3", 40), ("0", 20), ("-1", 20), ("999", 20)])
+def test_a_status_may_take_as_long_as_nccl_waits(factor: str | None, seconds: int) -> None:
+    """NCCL waits 5 s for a process, and 5 s times the factor for those that wait for it, in each of two collections."""
+    environ = {} if factor is None else {"NCCL_RAS_TIMEOUT_FACTOR": factor}
+    assert nccl_ras._status_seconds(environ) == seconds
+    with serve_ras(HEALTHY) as ras:
+        assert ask_ras(ras.address, environ=environ) is not None
+
+
 @pytest.mark.parametrize("has_comma", [True, False])
 def test_a_rank_that_is_missing_both_times_is_found(has_comma: bool) -> None:
     """NCCL 2.28.7 writes JSON without a comma wherever a rank is missing."""

@@ -5,7 +5,6 @@ RAS numbers ranks within a communicator, so a finding names the host and the pro
 
 from __future__ import annotations
 
-from pacecar.formatting.quantities import plural
 from pacecar.nccl_ras import RasFinding
 
 from ..facts.evidence import FindingEvidence
@@ -26,8 +25,10 @@ def _missing(facts: NodeFacts) -> Hit | None:
         return None
     evidence = [
         FindingEvidence(
-            _name(one),
-            _list([f"{_process(one, rank.rank)} ({'given up' if rank.is_dead else 'silent'})" for rank in one.missing]),
+            str(one),
+            _list(
+                [f"{one.rank_words(rank.rank)} ({'given up' if rank.is_dead else 'silent'})" for rank in one.missing]
+            ),
             WHERE,
         )
         for one in found
@@ -41,22 +42,13 @@ def _behind(facts: NodeFacts) -> Hit | None:
         return None
     evidence = [
         FindingEvidence(
-            _name(one),
-            _list([f"{_process(one, rank)} launched {count:,} of {one.most:,}" for rank, count in one.behind.items()]),
+            str(one),
+            _list([f"{one.rank_words(rank)} launched {count:,} of {one.most:,}" for rank, count in one.behind.items()]),
             WHERE,
         )
         for one in found
     ]
     return Hit(evidence, _stack(found[0], min(found[0].behind, key=lambda rank: found[0].behind[rank])))
-
-
-def _name(one: RasFinding) -> str:
-    return f"communicator {one.communicator} of {plural(one.size, 'rank')}"
-
-
-def _process(one: RasFinding, rank: int) -> str:
-    host, pid = one.pids[rank]
-    return f"rank {rank} (pid {pid} on {host})" if pid > 0 else f"rank {rank} (of an unknown process)"
 
 
 def _list(ranks: list[str]) -> str:
