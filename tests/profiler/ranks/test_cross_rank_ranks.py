@@ -25,7 +25,8 @@ def test_a_real_job_records_judges_and_cleans_up(tmp_path: Path, kind: str) -> N
     told = [row for row in rows[0] if "ended" in row]
     judged = [row for row in told if "all ranks recorded" in row["why"]]
     assert {(row["rank"], row["cause"]) for row in judged} == {(1, "compute")}, told
-    assert not [row for row in told if row["rank"] != 1]
+    # On a busy machine the other rank may wait for a processor for a while, and that is said.
+    assert not [row for row in told if row["rank"] != 1 and row["cause"] != "host_bound"]
     recorded = [row["recorded"] for mine in rows for row in mine if "recorded" in row]
     assert len(recorded) == 2
     assert recorded[0][:2] == recorded[1][:2], "the same steps"
