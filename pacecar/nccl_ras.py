@@ -41,6 +41,7 @@ __all__ = [
     "compare",
     "parse_ras",
     "ras_address",
+    "some_of",
 ]
 
 RAS_PORT = 28028
@@ -49,6 +50,9 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """A rank takes about 500 bytes for each of its communicators."""
 
 LINE_BYTES_MAX = 1024
+
+RANKS_SHOWN = 4
+"""Ranks that a sentence names."""
 
 PAUSE_SECONDS = 2.0
 """Time between two statuses: longer than most steps, so that a rank at work is not taken for one that stands still."""
@@ -222,6 +226,12 @@ def ask_ras_twice(
     pause(PAUSE_SECONDS)
     second = ask_ras(address)
     return None if second is None else compare(first, second)
+
+
+def some_of(ranks: Sequence[str]) -> str:
+    """Return the words for ranks, of many the first RANKS_SHOWN."""
+    more = len(ranks) - RANKS_SHOWN
+    return ", ".join(ranks[:RANKS_SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
 def _status_seconds(environ: Mapping[str, str]) -> float:

@@ -64,8 +64,8 @@ def pace_section() -> Section:
         (2, 4, stat("Silent", "Time since the most silent rank last reported.",
             [Query(combine("max", select("pacecar_job_last_record_age_seconds", all_ranks=True)), "age")],
             unit="s", empty=NO_JOB, thresholds=[(0.0, GOOD), (30.0, WARN), (120.0, BAD)])),
-        (3, 4, stat("Hang", "The rank that all others wait for, and why, if they do.",
-            [Query(f"{hung} > 0", f"rank {{{{{RANK}}}}}: {{{{kind}}}}")], unit="none", empty="No hang", show="name",
+        (3, 4, stat("Hang", "How the job is held up, and the number of the rank that does it, if one is named.",
+            [Query(f"{hung} > 0", f"{{{{kind}}}} {{{{{RANK}}}}}")], unit="none", empty="No hang", show="name",
             thresholds=[(0.0, BAD)])),
         (8, 7, time_series("Step time by rank", "Mean time of all steps in the window; of many ranks the "
             f"{RANKS_DRAWN} slowest.", [Query(f"topk({RANKS_DRAWN}, {by_rank})", f"rank {{{{{RANK}}}}}")],

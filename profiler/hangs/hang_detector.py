@@ -14,8 +14,8 @@ long.  A stopped process cannot report; the other ranks' reports and the age of 
 
 Long before that, `is_quiet` says that it is time to ask all ranks (`hang_watch`): after QUIET_SECONDS, or QUIET_STEPS
 median steps.  It is often wrong and costs an inquiry.  `is_longer_than_steps` says earlier that it is time to compare
-the ranks' counters, which costs little.  `patience_ns` is how long ranks of this job have been silent
-before without a hang, with a margin: a rank that may merely be slow is not blamed before that.
+the ranks' counters, which costs little.  `patience_ns` is how long ranks of this job have been silent before without a
+hang, with a margin: a rank that may merely be slow is not blamed before that.
 
 Pure except for the stack that `where` reads.  `torch_flight_recorder` shows the collective that the rank is in.
 """

@@ -17,6 +17,7 @@ the log says so, and nothing is reported.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ ROUND_SECONDS = 3.0
 """Between two rounds: a rank that moves at all in a slow job moves in this time, or is said to work."""
 
 COMPARE_NS = 1_000_000_000
-"""Between two comparisons of counters during one silence."""
+COMPARE_COST_FACTOR = 100
+"""Between two comparisons of counters during one silence, and at least so many times what one cost: the silence may be
+an evaluation of a thousand ranks."""
 
 ROUND_NS_MIN = 1_000_000_000
 """The least between two rounds."""
@@ -225,13 +228,16 @@ class HangWatch:
         if not is_long:
             self._is_unequal = False
         elif not self._is_unequal and now_ns >= self._compare_ns and self._road is not None:
-            own = self._hello.rank
+            own, begun_ns = self._hello.rank, time.thread_time_ns()
+            if own > SUMMONED_AT_ONCE:  # a few see whether rank 0 answers
+                return False
             others = range(1, len(self._road.doors)) if own == 0 else range(1)
             answers = self._ask(others, "counters")
             silent = [one for one in answers.values() if isinstance(one, Silence) and one.was_asked]
             told = [one for one in answers.values() if isinstance(one, RankAccount)]
             self._is_unequal = bool(silent) or (own == 0 and are_counters_unequal([*told, self._speaker.counters()]))
-            self._compare_ns = now_ns + COMPARE_NS
+            spent_ns = time.thread_time_ns() - begun_ns
+            self._compare_ns = now_ns + max(COMPARE_NS, COMPARE_COST_FACTOR * spent_ns)
         return self._is_unequal
 
     def _does_another_judge(self) -> bool:

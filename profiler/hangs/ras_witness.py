@@ -13,11 +13,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pacecar.nccl_ras import RasError, RasFinding, ask_ras_twice, ras_address
+from pacecar.nccl_ras import RasError, RasFinding, ask_ras_twice, ras_address, some_of
 
 __all__ = ["RasWitness", "may_have_ras", "ras_words"]
-
-RANKS_SHOWN_MAX = 4
 
 _log = logging.getLogger("pacecar")
 
@@ -67,19 +65,14 @@ def ras_words(findings: Sequence[RasFinding], ranks: Mapping[tuple[str, int], in
     for one in findings:
         if one.missing:
             names = [_name(one, missing.rank, ranks) for missing in one.missing]
-            yield f"NCCL's RAS, asked twice: {_list(names)} of {one} did not answer"
+            yield f"NCCL's RAS, asked twice: {some_of(names)} of {one} did not answer"
         if one.behind:
-            names = [f"{_name(one, rank, ranks)} {count}" for rank, count in one.behind.items()]
-            yield f"NCCL's RAS, asked twice: of {one.most} collectives of {one} launched {_list(names)}"
+            names = [f"{_name(one, rank, ranks)} only {count}" for rank, count in one.behind.items()]
+            yield f"NCCL's RAS, asked twice: on {one} others launched {one.most} collectives, {some_of(names)}"
     if not findings:
-        yield "NCCL's RAS sees nothing wrong, as in any job that hangs with equal counts"
+        yield "NCCL's RAS sees nothing wrong, but it cannot see a hang in which all ranks launched the same collectives"
 
 
 def _name(one: RasFinding, rank: int, ranks: Mapping[tuple[str, int], int]) -> str:
     of_job = ranks.get(one.pids[rank])
-    return one.rank_words(rank) + ("" if of_job is None else f", rank {of_job} of the job,")
-
-
-def _list(names: list[str]) -> str:
-    rest = len(names) - RANKS_SHOWN_MAX
-    return ", ".join(names[:RANKS_SHOWN_MAX]) + (f" and {rest} more" if rest > 0 else "")
+    return one.rank_words(rank) + ("" if of_job is None else f", which is rank {of_job} of the job,")

@@ -110,9 +110,9 @@ class RankMonitor:
 
     `emit` takes records.  `throttled` returns whether the device throttles its clocks, `is_told` whether the log says
     already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  `window` is this
-    rank's part of cross-rank windows, None for none.  With `transport`
-    None it uses gloo if there is a process group of several ranks.  `subgroup` has the ranks that this one is compared
-    with, None: as many as usual.  Construct and start it on the training thread.
+    rank's part of cross-rank windows, None for none.  With `transport` None it uses gloo if there is a process group of
+    several ranks.  `subgroup` has the ranks that this one is compared with, None: as many as usual.  Construct and
+    start it on the training thread.
     """
 
     def __init__(

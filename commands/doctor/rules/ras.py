@@ -5,7 +5,7 @@ RAS numbers ranks within a communicator, so a finding names the host and the pro
 
 from __future__ import annotations
 
-from pacecar.nccl_ras import RasFinding
+from pacecar.nccl_ras import RasFinding, some_of
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts
@@ -13,8 +13,6 @@ from ..findings import Hit, Rule, Severity
 from ..sources import NCCL_RAS
 
 __all__ = ["RULES"]
-
-RANKS_SHOWN = 4
 
 WHERE = "NCCL's RAS, asked twice"
 
@@ -26,7 +24,7 @@ def _missing(facts: NodeFacts) -> Hit | None:
     evidence = [
         FindingEvidence(
             str(one),
-            _list(
+            some_of(
                 [f"{one.rank_words(rank.rank)} ({'given up' if rank.is_dead else 'silent'})" for rank in one.missing]
             ),
             WHERE,
@@ -43,17 +41,14 @@ def _behind(facts: NodeFacts) -> Hit | None:
     evidence = [
         FindingEvidence(
             str(one),
-            _list([f"{one.rank_words(rank)} launched {count:,} of {one.most:,}" for rank, count in one.behind.items()]),
+            some_of(
+                [f"{one.rank_words(rank)} launched {count:,} of {one.most:,}" for rank, count in one.behind.items()]
+            ),
             WHERE,
         )
         for one in found
     ]
     return Hit(evidence, _stack(found[0], min(found[0].behind, key=lambda rank: found[0].behind[rank])))
-
-
-def _list(ranks: list[str]) -> str:
-    more = len(ranks) - RANKS_SHOWN
-    return ", ".join(ranks[:RANKS_SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
 def _stack(one: RasFinding, rank: int) -> str:

@@ -1,9 +1,10 @@
 """Divides the ranks of a large job into subgroups, each of which compares its ranks among themselves.
 
-A rank that gathers the rows of N ranks must decode N messages, so at 1000 ranks a gather would take 0.13 s of processor
-time and an overhead budget of 1 % would allow one in 84 s.  So more than WHOLE_MAX ranks are divided into subgroups of
-neighbours, SUBGROUP_RANKS at most.  The first rank of a subgroup is its *leader*: it judges the subgroup's rows, and
-the leaders send what they found to rank 0 (`leader_reports`), which is one of them.
+A rank that gathers the rows of N ranks must decode N messages.  At 1024 ranks that takes more than half a second of
+processor time (`bench.bench_gathers`), which an overhead budget of 1 % allows every few minutes.  So more than
+WHOLE_MAX ranks are divided into subgroups of neighbours, SUBGROUP_RANKS at most.  The first rank of a subgroup is its
+*leader*: it judges the subgroup's rows, and the leaders send what they found to rank 0 (`leader_reports`), which is one
+of them.  A subgroup whose ranks are all equally slow is not seen.
 
 Neighbours make good peers: in torch and Megatron the stages of a pipeline are far apart.
 
