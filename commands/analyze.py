@@ -25,6 +25,7 @@ from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progres
 from pacecar.analysis.reading.trace_paths import find_traces, printable
 from pacecar.analysis.trace.columns import TraceWarning
 from pacecar.clock import SystemClock
+from pacecar.nccl_inspector import find_inspector_files, read_inspector
 from pacecar.safe_files import is_stdout
 
 from .shared_options import complain
@@ -186,7 +187,13 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument
 def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Analysis | None:
     """Find and analyze the files at `paths`; print why and return None if there is no trace at all."""
     found = find_traces(paths)
+    inspector = read_inspector(find_inspector_files(path for path in paths if path.is_dir()))
     missing = [TraceWarning("not_found", message) for message in found.errors]
+    unread = [TraceWarning("inspector", note) for note in inspector.notes]
+    draws = any((options.perfetto, options.picture, options.html, options.tables, options.csv, options.compare))
+    if not found.files and inspector.rows and not draws:
+        _complain_of(unread)
+        return Analysis(TraceDocument(traces=[], communicators=[*inspector.rows], warnings=unread), ())
     if not found.files:
         _complain_of(missing)
         return None
@@ -202,7 +209,8 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
     )
     with _progress(options.is_quiet, sys.stderr) as progress:
         analysis = analyze(found.files, how, progress)
-    analysis.document.warnings = [*missing, *analysis.document.warnings]
+    analysis.document.warnings = [*missing, *analysis.document.warnings, *unread]
+    analysis.document.communicators = [*inspector.rows]
     _complain_of(analysis.document.warnings)
     return analysis if analysis.document.traces else None
 

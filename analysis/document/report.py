@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.nccl_inspector import CommunicatorBandwidth
 from pacecar.records import Cause, Ledger
 
 from ..trace.columns import TraceWarning
@@ -350,10 +351,14 @@ class TraceComparison(msgspec.Struct, kw_only=True):
 
 
 class TraceDocument(msgspec.Struct, kw_only=True):
-    """The whole document.  With `--compare`, the traces before come first, then those after."""
+    """The whole document.  With `--compare`, the traces before come first, then those after.
+
+    `communicators` is what NCCL's Inspector wrote into the given folders.
+    """
 
     traces: list[TraceReport]
     job: TraceJob | None = None
     comparison: TraceComparison | None = None
     warnings: list[TraceWarning] = []
+    communicators: list[CommunicatorBandwidth] = []
     version: int = 1

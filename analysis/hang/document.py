@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 
 from pacecar.clock import Clock
+from pacecar.nccl_debug_log import launch_words, read_launches
 from pacecar.records.hangs import HangVerdict
+from pacecar.records.ranges import TEXT_CHARACTERS_MAX, TEXTS_MAX
 
 from .case import open_case
 from .dump_folder import read_folder
@@ -42,7 +44,7 @@ class WaitedGroup(msgspec.Struct, frozen=True):
 
 
 class HangDocument(msgspec.Struct, frozen=True):
-    """Why a job hangs, by its dumps.  `problems` says which files, or which of their parts, could not be used."""
+    """Why a job hangs, by its dumps; NCCL's logs only add evidence.  `problems` says what could not be used."""
 
     verdict: HangVerdict
     groups: list[WaitedGroup]
@@ -56,10 +58,13 @@ def hang_document(folder: Path, clock: Clock) -> HangDocument:
     """Read the dumps in `folder` and judge; raises OSError if it cannot be listed."""
     found = read_folder(folder)
     verdict = judge(found.accounts, found.world_size, wall_ns=clock.wall_ns())
+    communicators, notes = read_launches(found.logs)
+    said = [words[:TEXT_CHARACTERS_MAX] for words in launch_words(communicators)]  # beside the verdict, not its ground
+    verdict = msgspec.structs.replace(verdict, evidence=(*verdict.evidence, *said)[:TEXTS_MAX])
     case = open_case(found.accounts, found.world_size)
     groups = [row for group in case.groups for row in _waited(group, case.graph.waits)]
     groups.sort(key=lambda row: (not row.absent, -len(row.waiting), row.name))
-    return HangDocument(verdict, groups, found.world_size, found.files, list(found.problems))
+    return HangDocument(verdict, groups, found.world_size, found.files, [*found.problems, *notes])
 
 
 def _waited(group: CollectiveGroup, waits: Iterable[Wait]) -> Iterator[WaitedGroup]:

@@ -2,7 +2,8 @@
 
 The rank is a number in the file's name, as torch and its users write it: `nccl_trace_rank_3` (torch's default),
 `_dump_3` (NVIDIA's resiliency extension), `fr_rank3.json`.  A running job's own evidence, `hang-step387.json`, holds
-the accounts of all ranks.  A file that cannot be used is named in `problems`; the rest is used.
+the accounts of all ranks.  NCCL's logs may lie beside the dumps.  A file that cannot be used is named in `problems`;
+the rest is used.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pacecar.formatting.plain_text import clean
+from pacecar.nccl_debug_log import is_debug_log
 from pacecar.records.hangs import HangEvidence, RankAccount
 
 from .flight_recorder import DumpError, read_dump
@@ -22,6 +24,9 @@ __all__ = ["DumpFolder", "rank_of", "read_folder"]
 
 FILE_BYTES_MAX = 256 * 1024 * 1024
 """A dump of torch's 2000 entries has one to three megabytes, with stacks."""
+
+HEAD_BYTES = 4096
+"""By which a log of NCCL is recognized."""
 
 FILES_MAX = 65_536
 """More ranks than any job has."""
@@ -34,26 +39,34 @@ _RANKS = (re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE), re.compile(r"
 
 
 _EVIDENCE = re.compile(r"hang(-step\d+)?\.json")
-_OF_RUNS = re.compile(r"rank\d+\.(jsonl|log)")
-"""What else pacecar writes into a run folder."""
+_OF_RUNS = re.compile(r"rank\d+\.(jsonl|log)|.+-pid\d+\.log|.+\.prom")
+"""What else pacecar and NCCL's Inspector write into a run folder."""
 
 
 class DumpFolder(msgspec.Struct, frozen=True):
-    """The accounts of a folder, by rank.  `problems` are lines for people; `files` counts the dumps that were read."""
+    """The accounts of a folder, by rank.
+
+    `problems` are lines for people; `files` counts the dumps that were read; `logs` are NCCL's.
+    """
 
     accounts: tuple[RankAccount, ...]
     world_size: int
     files: int
     problems: tuple[str, ...]
+    logs: tuple[Path, ...]
 
 
 def read_folder(folder: Path) -> DumpFolder:
     """Read every dump in `folder`, not in folders below it; raises OSError if it cannot be listed."""
     found: dict[int, tuple[float, Path, RankAccount]] = {}
     problems: list[str] = []
+    logs: list[Path] = []
     files = 0
     for path in _files(folder, problems):
         try:
+            if _is_log(path):
+                logs.append(path)
+                continue
             modified, accounts = _read(path, problems)
         except (DumpError, OSError) as error:
             reason = error.strerror or "cannot be read" if isinstance(error, OSError) else str(error)
@@ -76,7 +89,7 @@ def read_folder(folder: Path) -> DumpFolder:
     if found and not any(group.ranks for _, _, account in found.values() for group in account.groups):
         problems.append(f"no dump says how many ranks the job has: {size} are assumed")
     accounts = tuple(msgspec.structs.replace(found[rank][2], world_size=size) for rank in sorted(found))
-    return DumpFolder(accounts, size, files, tuple(problems))
+    return DumpFolder(accounts, size, files, tuple(problems), tuple(logs))
 
 
 def rank_of(name: str) -> int | None:
@@ -94,6 +107,11 @@ def _files(folder: Path, problems: list[str]) -> Iterator[Path]:
         # Only files: opening a pipe would wait for a writer.
         if path.is_file() and not (is_run and _OF_RUNS.fullmatch(path.name)):
             yield path
+
+
+def _is_log(path: Path) -> bool:
+    with path.open("rb") as file:
+        return is_debug_log(file.read(HEAD_BYTES))
 
 
 def _read(path: Path, problems: list[str]) -> tuple[float, tuple[RankAccount, ...]]:

@@ -67,6 +67,7 @@ def csv_tables(document: TraceDocument) -> dict[str, list[Row]]:
         for number, instance in enumerate(job.instances):
             add("job_instances", {"number": number}, [instance])
             add("job_arrivals", {"number": number, "operation": instance.operation}, instance.arrivals)
+    add("communicators", {}, document.communicators)
     comparison = document.comparison
     if comparison is not None:
         for name in ("headings", "families", "collectives", "kernels", "operators", "operators_host"):

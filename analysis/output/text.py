@@ -16,12 +16,13 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pacecar.formatting.communicators_table import communicators_table
 from pacecar.formatting.plain_text import clean
 
 from ..document.report import TraceDocument
 from ..trace.columns import TraceWarning
 from .jobtext import job_text
-from .tracetext import trace_text
+from .tracetext import ROWS_MAX, table_lines, trace_text
 
 __all__ = ["document_text", "warning_lines"]
 
@@ -38,6 +39,9 @@ def document_text(document: TraceDocument, console: Console) -> Iterator[Rendera
             if index:
                 yield Text()
             yield from trace_text(report, console)
+    table = communicators_table(document.communicators, ROWS_MAX)
+    if table is not None:
+        yield from table_lines([table], console)
     named = [(Path(report.file).name, report.warnings) for report in document.traces]
     job = document.job.warnings if document.job is not None else []
     yield from warning_lines([*named, ("", job)], len(document.traces) > 1)

@@ -10,13 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
+from pacecar.nccl_debug_log import debug_files
+from pacecar.nccl_inspector import InspectorFigures, find_inspector_files, inspector_folder, read_inspector
 from pacecar.nccl_ras import RasError, RasFinding
 
 from .facts.evidence import FactError
 from .facts.gpu import read_gpus
 from .facts.host import cpus, limits, process
+from .facts.job import Log
 from .facts.log import read_log
-from .facts.model import NodeFacts
+from .facts.model import NodeFacts, SettingFacts
 from .facts.network import read_network
 from .facts.pci import pci_devices
 from .facts.run import read_run
@@ -38,6 +41,7 @@ def collect_facts(
 ) -> NodeFacts:
     """Read all facts.  A given run, script or log that cannot be read is listed in `unreadable`."""
     reader = FactReader(access)
+    settings = read_settings(reader)
     return NodeFacts(
         host=host,
         cpus=cpus(reader),
@@ -45,12 +49,13 @@ def collect_facts(
         gpus=read_gpus(reader),
         network=read_network(reader),
         limits=limits(reader),
-        settings=read_settings(reader),
+        settings=settings,
         torch_version=_torch_version(),
         round_trip_ns=round_trip_ns,
         process=process(reader),
         ras=_ras(reader),
-        log=_given(reader, log, read_log),
+        inspector=_inspector(reader, settings, run),
+        log=_jobs_log(reader, settings, host) if log is None else _given(reader, log, read_log),
         script=_given(reader, script, read_script),
         run=_given(reader, run, read_run),
         unreadable=reader.unreadable,
@@ -65,6 +70,37 @@ def _ras(reader: FactReader) -> tuple[RasFinding, ...] | None:
     except RasError as error:
         reader.note(str(error))
         return None
+
+
+def _inspector(reader: FactReader, settings: SettingFacts, run: Path | None) -> InspectorFigures | None:
+    """Return what NCCL's Inspector wrote for the job, or into the run folder; None if it is not known where."""
+    environ = {name: seen.value for name, seen in settings.values.items()}
+    folders = (inspector_folder(environ, _job_folder(reader)), run)
+    if not any(folders):
+        return None
+    figures = read_inspector(find_inspector_files(folder for folder in folders if folder is not None))
+    for note in figures.notes:
+        reader.note(note)
+    return figures
+
+
+def _jobs_log(reader: FactReader, settings: SettingFacts, host: str) -> Log | None:
+    """Return the log that the process of --pid writes to, None if there is none."""
+    pattern, pid = settings.get("NCCL_DEBUG_FILE"), reader.access.pid
+    if pattern is None or pid is None:
+        return None
+    for path in debug_files(str(_job_folder(reader) / pattern.value), {pid}, host):
+        try:
+            return read_log(path)[0]
+        except (OSError, FactError):  # nobody asked for it
+            continue
+    return None
+
+
+def _job_folder(reader: FactReader) -> Path:
+    """Return the folder in which the job runs: that of --pid, or this one."""
+    pid = reader.access.pid
+    return Path() if pid is None else reader.access.proc / str(pid) / "cwd"
 
 
 def _torch_version() -> str | None:

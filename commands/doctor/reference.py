@@ -23,6 +23,7 @@ _HEADINGS = {
     "nccl": "NCCL",
     "log": "NCCL's log",
     "ras": "The running NCCL job",
+    "inspector": "The running NCCL job",
     "net": "TCP",
     "cpu": "Host",
     "numa": "Host",

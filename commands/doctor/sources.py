@@ -11,7 +11,7 @@ from .findings import FindingSource
 
 __all__ = [
     "CONTAINERS", "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
-    "MIG", "NCCL_ENV", "NCCL_RAS", "NCCL_TROUBLE", "NVML", "PERSISTENCE", "TORCH",
+    "MIG", "NCCL_ENV", "NCCL_INSPECTOR", "NCCL_RAS", "NCCL_TROUBLE", "NVML", "PERSISTENCE", "TORCH",
 ]  # fmt: skip
 
 
@@ -35,6 +35,7 @@ MIG = SourceDocument("NVIDIA, Multi-Instance GPU User Guide")
 GPUDIRECT = SourceDocument("NVIDIA, GPUDirect RDMA")
 CUDA_GUIDE = SourceDocument("NVIDIA, CUDA C++ Programming Guide")
 NCCL_ENV = SourceDocument("NVIDIA, NCCL User Guide, Environment Variables")
+NCCL_INSPECTOR = SourceDocument("NVIDIA, NCCL 2.30.7, plugins/profiler/inspector")
 NCCL_RAS = SourceDocument("NVIDIA, NCCL User Guide, RAS")
 NCCL_TROUBLE = SourceDocument("NVIDIA, NCCL User Guide, Troubleshooting")
 TORCH = SourceDocument("PyTorch documentation")

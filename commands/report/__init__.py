@@ -12,6 +12,6 @@
 A week's run is gigabytes of records, so memory must not grow with it: files are read twice, in pieces, into a bounded
 number of bins.  The first reading finds the verdicts, which decide which steps are before and which are after.
 
-Only `reading.inputs`, `run_report`, and `loss_log` and `utilization_rows` in `sections` touch files.  There is no torch
-and no numpy, so a report can be made on any machine that has the folder.
+Only `reading.inputs`, `run_report`, and `loss_log`, `communicators` and `utilization_rows` in `sections` touch files.
+There is no torch and no numpy, so a report can be made on any machine that has the folder.
 """

@@ -25,6 +25,7 @@ from .reading.run_index import RunIndex, index_jobs
 from .reading.step_join import join_steps
 from .reading.step_sums import Bin, StepSumPart, StepSums
 from .reading.windows import WindowSums, added
+from .sections.communicators import communicators_of
 from .sections.costs import Prices, cost_of
 from .sections.events import changes_of, hang_verdicts_of, hangs_of, orders_of, slowdowns_of, stops_of
 from .sections.hangs import ranks_word
@@ -326,6 +327,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: Step
         line_start_wall_ns=began,
         line_width_ns=sums.line.width_ns,
         line=tuple(_piece(place * sums.line.width_ns, one) for place, one in sorted(sums.line.bins.items())),
+        communicators=communicators_of(inputs, index.hellos.values()),
         notices=inputs.notices.list(),
     )
     return Built(clean_values(report), stretches.every)  # names, reasons and hosts come from files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.nccl_inspector import CommunicatorBandwidth
 from pacecar.records import KnobValue, WhatIf
 from pacecar.run_statistics import EstimateError
 
@@ -337,6 +338,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     line_start_wall_ns: int | None
     line_width_ns: int
     line: tuple[Piece, ...]
+    communicators: tuple[CommunicatorBandwidth, ...] = ()
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ Start at `hang_watch.HangWatch`.  The verdict itself is `pacecar.analysis.hang`'
     torch_flight_recorder  the collectives that a rank has begun but not finished
     account_road           how ranks ask each other: sockets of our own
     inquiry                several rounds of accounts, and whether they allow a verdict
-    ras_witness            what NCCL's RAS says meanwhile, as evidence
+    nccl_witness           what NCCL's RAS and log say, as evidence
     hang_evidence          the accounts behind a verdict, as a file in the run folder
     hang_watch             when to ask, who judges, and what is reported
 """

@@ -47,8 +47,8 @@ from .account_road import (
 )  # fmt: skip
 from .hang_evidence import keep_evidence
 from .inquiry import Inquiry, Round, are_counters_unequal, is_idle
+from .nccl_witness import LogWitness, NcclWitness, RasWitness, has_nccl_log, may_have_ras
 from .rank_account import RankSpeaker, TrainingProgress
-from .ras_witness import RasWitness, may_have_ras
 
 __all__ = ["HangWatch"]
 
@@ -129,7 +129,7 @@ class HangWatch:
         self._verdict: HangVerdict | None = None
         self._told_step: int | None = None
         self._is_idle = False
-        self._ras: RasWitness | None = None
+        self._witnesses: list[NcclWitness] = []
         self._kills: deque[dict[int, int | None]] = deque(maxlen=2)
         self._kills_at_ns: int | None = None
         self._ended: dict[int, ProcessState] = {}
@@ -200,7 +200,7 @@ class HangWatch:
         if self._verdict is not None and self._progress().step != self._told_step:
             self._report(structs.replace(self._verdict, ended=True, wall_ns=self._clock.wall_ns()))
             self._verdict = None
-        if self._verdict is not None and self._ras is not None and (words := self._ras.take()):
+        if self._verdict is not None and (words := self._testimony()):
             self._verdict = _with_evidence(self._verdict, words)
             self._emit(self._verdict)
         summoned_ns = self._summoned_ns
@@ -208,8 +208,7 @@ class HangWatch:
         is_suspected = is_suspected or self._are_ranks_unequal(now_ns, is_long=is_long)
         if self._road is None or not (is_suspected or is_summoned):
             self._next_ns, self._inquiry, self._is_idle = 0, Inquiry(self._hang_ns), False
-            if self._ras is not None and self._ras.is_done:
-                self._ras = None
+            self._witnesses = [one for one in self._witnesses if not one.is_done]
             self._note_kills(now_ns)
             return
         if now_ns < self._next_ns or self._verdict is not None:
@@ -255,8 +254,9 @@ class HangWatch:
 
     def _hold_round(self, road: Road) -> None:
         begun_ns = self._clock.monotonic_ns()
-        if self._ras is None and may_have_ras(self._hello.backend):
-            self._ras = RasWitness({(door.address, door.process.pid): rank for rank, door in enumerate(road.doors)})
+        if not self._witnesses and may_have_ras(self._hello.backend):
+            ranks = {(door.address, door.process.pid): rank for rank, door in enumerate(road.doors)}
+            self._witnesses.append(RasWitness(ranks))
         own, rank = self._speaker.account(), self._hello.rank
         answers = self._ask((other for other in range(len(road.doors)) if other != rank), "account")
         silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
@@ -279,7 +279,9 @@ class HangWatch:
             _log.info("pacecar: no step has ended for %.0f s: %s", verdict.waited_ns / NS_PER_SECOND, verdict.summary)
         self._is_idle = idle
         if found is not None:
-            found = _with_evidence(found, self._ras.take() if self._ras is not None else ())
+            found = _with_evidence(found, self._testimony())
+            if has_nccl_log(self._hello.backend):
+                self._witnesses.append(LogWitness([door.process.pid for door in road.doors]))
             self._verdict, self._told_step = found, own.step
             self._report(found)
             if self._run_dir is not None:
@@ -347,6 +349,10 @@ class HangWatch:
             has_left=has_left,
             problems=(problem,) if why.was_asked else (problem, "it may be fine: this rank could not ask it"),
         )
+
+    def _testimony(self) -> tuple[str, ...]:
+        """Return what NCCL has said since the last call."""
+        return tuple(words for one in self._witnesses for words in one.take())
 
     def _report(self, verdict: HangVerdict) -> None:
         if verdict.ended:

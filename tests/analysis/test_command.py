@@ -17,6 +17,7 @@ from pacecar.commands.main import _steps
 from tests.analysis.trace.traces import each_kind, trace_file
 from tests.analysis.tracefiles import write_trace
 from tests.kit.forking_python import forking_python
+from tests.kit.nccl_files import inspector_line, write_inspector
 
 WANTED = {
     "file", "rank", "world_size", "backend", "span_ns", "compute_ns", "communication_ns",
@@ -324,3 +325,22 @@ def test_every_real_trace_has_a_table_of_80_columns_whose_shares_are_whole(name:
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "Ledger" in text
+
+
+def test_files_of_nccls_inspector_are_a_table_with_and_without_traces(tmp_path: Path) -> None:
+    write_inspector(tmp_path / "nccl-inspector-17", [inspector_line()] * 3)
+    alone = pacecar(tmp_path)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert "Communicators (NCCL's Inspector)" in alone.stdout
+    assert max(map(len, alone.stdout.splitlines())) <= 80
+    document = json.loads(pacecar(tmp_path, "--json").stdout)
+    assert document["traces"] == []
+    assert document["communicators"][0]["bus_bandwidth"] == pytest.approx(25 * 2**20 / 1e-3 * 14 / 8)
+    assert pacecar(tmp_path, "--html", tmp_path / "page.html").returncode == 1, "a page needs traces"
+    write_trace(tmp_path / "rank0.json", "ccAA")
+    both = json.loads(pacecar(tmp_path, "--json").stdout)
+    assert (len(both["traces"]), both["communicators"]) == (1, document["communicators"])
+    assert pacecar(tmp_path, "--csv", tmp_path / "csv").returncode == 0
+    assert (tmp_path / "csv/communicators.csv").read_text().startswith("communicator,name,operation,bytes")
+    assert "Ledger" in (text := pacecar(tmp_path).stdout)
+    assert "45.9 GB/s" in text

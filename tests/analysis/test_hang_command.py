@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from pacecar.analysis.hang.document import HangDocument
 from pacecar.commands.main import cli
 from pacecar.records.hangs import HangKind
+from tests.kit.nccl_files import call_line, init_line
 
 ASSUMED = "no dump says how many ranks the job has"
 HANG = Path(__file__).parent / "gloo_hangs" / "not_joined"
@@ -47,6 +48,23 @@ def test_the_verdict_is_printed_with_its_evidence_and_the_groups_that_differ() -
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("dp "))
     assert row[:6] == ["dp", "1", "all_reduce", "#7", "2", "2"]
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_logs_of_nccl_beside_the_dumps_are_quoted_and_change_no_verdict(tmp_path: Path) -> None:
+    for path in HANG.iterdir():
+        shutil.copy(path, tmp_path)
+    before = json.loads(analyze("--hang", tmp_path, "--json").stdout)
+    for rank, count in enumerate((5, 5, 4)):
+        lines = [init_line(rank, ranks=3), *[call_line(rank, ranks=3)] * count]
+        (tmp_path / f"nccl.node-a.{100 + rank}.log").write_text("".join(lines))
+    done = analyze("--hang", tmp_path, "--json")
+    after = json.loads(done.stdout)
+    *evidence, last = after["verdict"]["evidence"]
+    assert evidence == before["verdict"]["evidence"]
+    assert "rank 2 (pid 102 on node-a) only 4, the last call AllReduce of 1024 elements" in last
+    for document in (before, after):
+        del document["verdict"]["evidence"], document["verdict"]["wall_ns"]
+    assert after == before
 
 
 def test_json_is_the_whole_document_and_nothing_else_is_on_stdout(folder: Path) -> None:

@@ -4,15 +4,16 @@ Only the log shows what is really used: which transport, over which card, with o
 differ between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so lines are
 recognized by the few words that they share.
 
-Source: NCCL's src/transport/{net,p2p,shm}.cc, src/transport/net_ib.cc and src/init.cc (2.4 to 2.28).
+Source: NCCL's src/transport/{net,p2p,shm}.cc, src/transport/net_ib.cc and src/init.cc (2.4 to 2.30; init timings from
+2.22 on, where the name of the function is missing).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+
+from pacecar.nccl_debug_log import log_lines
 
 from .evidence import FactError
 from .job import Line, Log
@@ -22,7 +23,6 @@ __all__ = ["LOG_BYTES_MAX", "read_log"]
 LOG_BYTES_MAX = 256 * 1024 * 1024
 """NCCL prints its transports at the start; a job may then log for days."""
 
-LINE_BYTES_MAX = 64 * 1024
 LINE_MAX = 300
 """Characters of a line that are shown."""
 
@@ -32,7 +32,7 @@ _CHANNEL = re.compile(r"\bChannel \d+.*\bvia (NET/[^/]+|P2P|SHM|direct|CollNet|N
 _VERSION = re.compile(r"\bNCCL version (\d[\w.+-]*)")
 _HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL ")
 _NETWORK = re.compile(r"\bUsing network (\S+)")
-_INIT = re.compile(r"\bInit timings - \S+ rank \d+ nranks \d+ total (\d+(?:\.\d+)?) \(([^)]*)\)")
+_INIT = re.compile(r"\bInit timings(?: - \w+)?: rank \d+ nranks \d+ total (\d+(?:\.\d+)?) \(([^)]*)\)")
 
 
 def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple[str, ...]]:
@@ -45,7 +45,7 @@ def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple
     slowest_init: tuple[Line, float, str] | None = None
     is_log, warning_count = False, 0
     with path.open("rb") as stream:
-        for number, raw in enumerate(_lines(stream, most_bytes), start=1):
+        for number, raw in enumerate(log_lines(stream, most_bytes), start=1):
             if b"NCCL" not in raw:
                 continue
             text = raw.decode("utf-8", "replace").strip()
@@ -89,16 +89,6 @@ def _longest(parts: str) -> str:
     """Return the longest of "name seconds, name seconds, ..."; whatever has another form is passed over."""
     named = re.findall(r"([a-z]\w*) (\d+(?:\.\d+)?)", parts)
     return max(named, key=lambda part: float(part[1]), default=("", ""))[0]
-
-
-def _lines(stream: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Yield lines, cut to LINE_BYTES_MAX, which no line of NCCL's reaches."""
-    room, is_new = most_bytes, True
-    while room > 0 and (raw := stream.readline(min(room, LINE_BYTES_MAX))):
-        room -= len(raw)
-        if is_new:
-            yield raw
-        is_new = raw.endswith(b"\n")
 
 
 def _transport(kind: str, rest: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pacecar.monitor.gpu.known_gpus import KnownGpu
+from pacecar.nccl_inspector import InspectorFigures
 from pacecar.nccl_ras import RasFinding
 
 from .evidence import FindingEvidence
@@ -316,7 +317,8 @@ def _says_yes(name: str, value: str) -> bool:
 class NodeFacts:
     """Everything that was read; `run`, `log`, `script` and `process` are None if not given.
 
-    `ras` is what NCCL's RAS says is wrong with the job on this machine, None if no RAS answers.
+    `ras` is what NCCL's RAS says is wrong with the job on this machine, None if no RAS answers; `inspector` is what
+    NCCL's Inspector wrote, None if no folder of its is known.
     """
 
     host: str = ""
@@ -330,6 +332,7 @@ class NodeFacts:
     round_trip_ns: int | None = None
     process: ProcessFacts | None = None
     ras: tuple[RasFinding, ...] | None = None
+    inspector: InspectorFigures | None = None
     log: Log | None = None
     script: Script | None = None
     run: Run | None = None

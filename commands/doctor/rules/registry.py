@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..facts.model import NodeFacts
 from ..findings import Finding, Needs, Rule
-from . import contention, gpu, host, job, kernel_tcp, log, nccl, ras, script, topology
+from . import contention, gpu, host, inspector, job, kernel_tcp, log, nccl, ras, script, topology
 
 __all__ = ["RULES", "Judgement", "judge"]
 
@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     *nccl.RULES,
     *log.RULES,
     *ras.RULES,
+    *inspector.RULES,
     *kernel_tcp.RULES,
     *host.RULES,
     *contention.RULES,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
+from pacecar.formatting.communicators_table import communicators_table
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.page.document import (
@@ -100,6 +101,7 @@ def _sections(report: Report) -> Iterator[Section]:
             ),
             table_html(tables.ledger_table(report)),
             folded("The time line in figures", tables.line_table(report)),
+            table_html(communicators_table(report.communicators, tables.ROWS_MAX)),
         ],
     )
     changes = tables.changes_table(report)

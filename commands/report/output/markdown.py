@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pacecar.formatting.communicators_table import communicators_table
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.tables import Table
 
@@ -28,7 +29,8 @@ def report_markdown(report: Report) -> str:
     lines.append("")
     changes = tables.changes_table(report)
     for table in (
-        tables.stability_table(report), tables.ledger_table(report), changes,
+        tables.stability_table(report), tables.ledger_table(report),
+        communicators_table(report.communicators, tables.ROWS_MAX), changes,
         tables.ladder_table(report), utilization_tables.usage_table(report), utilization_tables.energy_table(report),
         utilization_tables.cost_table(report), utilization_tables.incidents(report),
         utilization_tables.ranks_table(report),

@@ -5,7 +5,7 @@ A fault that brings another with it names both; everything else found beside it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pacecar.monitor.gpu.driver import Fabric, Number
@@ -13,6 +13,7 @@ from pacecar.monitor.gpu.known_gpus import KnownGpu
 from pacecar.records import Decision, DeviceMemory, Straggler, TunerStatus
 from tests.commands.doctor.machine import (
     CLOSED_MODULE,
+    HOST,
     LOG,
     MS,
     PID,
@@ -26,7 +27,11 @@ from tests.commands.doctor.machine import (
     tcp_node,
     workstation,
 )
+from tests.kit.nccl_files import inspector_line
 from tests.kit.ras_server import ras_answer
+
+INTERVAL = "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
+WRITES = {INTERVAL: "1000000"}
 
 
 class Fault(NamedTuple):
@@ -48,6 +53,18 @@ def file(name: str, text: str | bytes) -> Callable[[Machine], object]:
     def plant(machine: Machine) -> None:
         assert name in machine.files, f"{name} is not in the healthy machine"
         machine.files[name] = text
+
+    return plant
+
+
+def inspected(times_us: Sequence[int], **environ: str) -> Callable[[Machine], object]:
+    """Return what gives the job an Inspector, which saw a communicator for each time of its all-reduces."""
+
+    def plant(machine: Machine) -> None:
+        machine.environ |= {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": "inspector", **environ}
+        for number, time_us in enumerate(times_us):
+            line = inspector_line(id=f"0xc{number}", name=f"dp {number}", time_us=time_us)
+            machine.files[f"proc/{PID}/cwd/inspector/{HOST}-pid{number}.log"] = line * 20
 
     return plant
 
@@ -303,6 +320,17 @@ FAULTS = (
     Fault("net-half-duplex", workstation, file("sys/class/net/eth0/duplex", "half\n"), shows="half"),
     Fault("net-slow-start", tcp_node, job(interface="eth0", ledger={"compute": 400}), shows="410 ms"),
     Fault("net-slower-card", tcp_node, both(slower_second_card, job(interface="eth1")), shows="eth1"),
+    # NCCL's Inspector
+    Fault("inspector-slow-communicator", h100_node, inspected([1000, 990, 1010, 1600], **WRITES),
+          shows="on communicator 0xc3 (dp 3)"),
+    Fault("inspector-slow-communicator", h100_node, inspected([1000, 990, 1010, 1600], **WRITES),
+          shows="bus bandwidth 28.7 GB/s, the median of its 3 peers 45.9 GB/s"),
+    Fault("inspector-writes-nothing", h100_node, inspected([]), shows="not set, so nothing is ever written"),
+    Fault("inspector-writes-nothing", h100_node, inspected([], **{INTERVAL: "-1"}), shows="-1"),
+    Fault("inspector-writes-nothing", h100_node, inspected([], **WRITES, NCCL_INSPECTOR_DUMP_THREAD_ENABLE="0"),
+          shows="0"),
+    Fault("inspector-writes-nothing", h100_node, inspected([], **WRITES, NCCL_PROFILER_PLUGIN="none.so"),
+          shows="none.so"),
     # the host
     Fault("cpu-governor-slow", h100_node, file("sys/devices/system/cpu/cpu5/cpufreq/scaling_governor", "powersave\n"),
           shows="powersave on 1 CPU"),

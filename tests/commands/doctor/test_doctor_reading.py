@@ -17,7 +17,9 @@ from pacecar.commands.doctor.facts.script import read_script
 from pacecar.commands.doctor.rules.registry import judge
 from pacecar.commands.doctor.topology import distance, nearest, offers
 from pacecar.kernel_files.reader import KernelFiles
+from tests.commands.doctor.faults import WRITES, inspected
 from tests.commands.doctor.machine import HOST, LOG, PID, SCRIPT, h100_node, records, workstation
+from tests.kit.nccl_files import init_line, timings_line
 
 
 class FailingFiles(KernelFiles):
@@ -150,6 +152,39 @@ def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
     facts = machine.collect_facts(tmp_path)
     assert facts.limits.may_lock_all is True
     assert judge(facts).findings == ()
+
+
+def test_the_inspector_is_silent_where_it_is_absent_or_the_communicators_are_alike(tmp_path):
+    for number, (times, environ) in enumerate(
+        [([], {"NCCL_INSPECTOR_ENABLE": "0"}), ([1000, 1400], {}), ([1000, 1100, 1200], {}), ([1000], {})]
+    ):
+        machine = h100_node()
+        inspected(times, **WRITES, **environ)(machine)
+        facts = machine.collect_facts(tmp_path / str(number))
+        assert not [finding.id for finding in judge(facts).findings]
+        assert facts.unreadable == ()
+    assert h100_node().collect_facts(tmp_path / "none").inspector.files == 0, "the run folder was looked into"
+
+
+def test_a_damaged_file_of_the_inspector_is_named(tmp_path):
+    machine = h100_node()
+    inspected([1000], **WRITES)(machine)
+    machine.files[f"proc/{PID}/cwd/inspector/{HOST}-pid0.log"] += "{}\n"
+    (note,) = machine.collect_facts(tmp_path).unreadable
+    assert f"{HOST}-pid0.log:21: left out" in note
+
+
+def test_the_log_of_a_process_is_found_by_its_variable(tmp_path):
+    machine = h100_node()
+    machine.log = None
+    machine.environ["NCCL_DEBUG_FILE"] = "nccl.%h.%p"
+    machine.files[f"proc/{PID}/cwd/nccl.{HOST}.{PID}"] = init_line(0) + timings_line(45)
+    facts = machine.collect_facts(tmp_path)
+    assert facts.log.where.endswith(f"proc/{PID}/cwd/nccl.{HOST}.{PID}")
+    assert [finding.id for finding in judge(facts).findings] == ["log-slow-init"]
+    machine.files[f"proc/{PID}/cwd/nccl.{HOST}.{PID}"] = "nothing of NCCL's\n"
+    facts = machine.collect_facts(tmp_path / "other")
+    assert (facts.log, facts.unreadable) == (None, ())
 
 
 @pytest.mark.slow
