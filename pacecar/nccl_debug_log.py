@@ -2,8 +2,9 @@
 
 NCCL_DEBUG=INFO with COLL in NCCL_DEBUG_SUBSYS logs a line for each call.  Its opCount cannot be compared between ranks:
 it counts launches with network traffic only since 2.27 (on one node it stays 0), and before that whole groups of calls.
-So lines are counted: collectives, but not sends and receives, of which each rank has its own.  A line says that a rank
-launched a call, not that it completed.
+So lines are counted: collectives, but not sends and receives, of which each rank has its own, nor what CUDA graphs
+replay.  A line says that a rank launched a call, not that it completed.  Where ranks share a file their lines may be
+cut into each other; a process of which a line is torn is left out, since its count may be too low.
 
 A line names a communicator by a pointer, and INIT lines, which are on by default, say which one that is: by its commId,
 or for a split by its parent, how many splits came before, and the color.  Without them ranks cannot be compared.
@@ -37,7 +38,7 @@ FILE_BYTES_MAX = 64 << 20
 """Of one file: 300 000 calls.  Of a larger one nothing is counted, since ranks could not be compared."""
 
 BYTES_MAX = 256 << 20
-"""Of all files together: two seconds."""
+"""Of all files together: eight seconds."""
 
 FILES_MAX = 1024
 
@@ -48,13 +49,16 @@ LINE_BYTES_MAX = 64 * 1024
 CALL_BYTES_MAX = 2048
 """NCCL's own lines have less than 1 kB, and a path."""
 
-COMMUNICATORS_MAX = 65_536
-"""Of all processes together."""
+COMMUNICATORS_MAX = 1024
+"""Of one process."""
 
 _PROCESS = rb"([\w.-]+):(\d+):\d+ \[\d+\] NCCL "
+_PROCESS_OF = re.compile(_PROCESS)
 _ANY = re.compile(rb"^.{0,64}[\w.-]+:\d+:\d+ \[\d+\] (?:.{1,300} )?NCCL (?:INFO|WARN) ", re.MULTILINE)
 _CALL = re.compile(
-    _PROCESS + rb"INFO (\w+): opCount [0-9a-f]+ .* count (\d+) datatype .* comm (0x[0-9a-f]+) \[nranks=\d+\]"
+    _PROCESS
+    + rb"INFO (\w+): opCount \w+ sendbuff \S+ recvbuff \S+ count (\d+) datatype \S+ op \S+ root \S+"
+    + rb" comm (0x[0-9a-f]+) \[nranks=\d+\]"
 )
 _INIT = re.compile(
     _PROCESS + rb"INFO .*\bcomm (0x[0-9a-f]+) rank (\d+) nranks (\d+) .*busId [0-9a-f]+"
@@ -65,13 +69,12 @@ _PEER_CALLS = (b"Send", b"Recv")
 
 
 class Launched(NamedTuple):
-    """What a rank's process launched on a communicator; `last` is its last call, and `where` that line."""
+    """What a rank's process launched on a communicator; `last` is its last call and the line, empty without any."""
 
     host: str
     pid: int
     calls: int
     last: str
-    where: str
 
 
 class LaunchedCommunicator(NamedTuple):
@@ -87,7 +90,8 @@ class _Own:
 
     def __init__(self, identity: tuple[object, ...], rank: int, size: int) -> None:
         self.identity, self.rank, self.size = identity, rank, size
-        self.count, self.last, self.where = 0, "none", ""
+        self.count = 0
+        self.last: tuple[bytes, bytes, Path, int] | None = None
 
 
 def debug_files(pattern: str, pids: Container[int], host: str | None = None) -> list[Path]:
@@ -130,9 +134,7 @@ def read_launches(
     paths: Sequence[Path], bytes_max: int = BYTES_MAX
 ) -> tuple[tuple[LaunchedCommunicator, ...], tuple[str, ...]]:
     """Return the communicators in these logs, the largest first, and notes on what was not read; raises nothing."""
-    own: dict[tuple[bytes, bytes, bytes], _Own] = {}
-    notes: list[str] = []
-    torn = unknown = 0
+    counts, notes = _Counts(), []
     if len(paths) > FILES_MAX:
         notes.append(f"{len(paths)} logs of NCCL: only the first {FILES_MAX} were read")
     for path in paths[:FILES_MAX]:
@@ -145,26 +147,78 @@ def read_launches(
                 bytes_max -= size
                 stream.seek(0)
                 for number, line in enumerate(log_lines(stream, size), start=1):
-                    if len(line) > CALL_BYTES_MAX:
-                        continue
-                    if b"- Init " in line:
-                        _note_init(own, line)
-                    elif b": opCount " in line:
-                        call = _CALL.search(line)
-                        of = None if call is None else own.get((call[1], call[2], call[5]))
-                        torn += call is None
-                        unknown += call is not None and of is None
-                        if call is not None and of is not None:
-                            of.count += call[3] not in _PEER_CALLS
-                            of.last = f"{call[3].decode()} of {plural(int(call[4][:18]), 'element')}"
-                            of.where = f"{path}:{number}"
+                    if len(line) <= CALL_BYTES_MAX:
+                        counts.add(line, path, number)
         except OSError as error:
             notes.append(f"{path}: {error.strerror or error}")
-    if torn:
-        notes.append(f"NCCL's logs: {plural(torn, 'call')} could not be read in lines that are cut or interleaved")
-    if unknown:
-        notes.append(f"NCCL's logs: {plural(unknown, 'call')} on communicators without INIT lines were left out")
-    return _communicators(own), tuple(notes)
+    return counts.communicators(), (*notes, *counts.notes())
+
+
+class _Counts:
+    """The calls of all processes: (host, pid) -> pointer -> handle."""
+
+    def __init__(self) -> None:
+        self._own: dict[tuple[bytes, bytes], dict[bytes, _Own]] = {}
+        self._torn: set[tuple[bytes, bytes]] = set()
+        self._torn_lines = 0
+        self._is_all_torn = False
+
+    def add(self, line: bytes, path: Path, number: int) -> None:
+        """Count the call in `line`, if it has one."""
+        if b"- Init " in line:
+            self._add_handle(line)
+        elif b": opCount " in line or b" [nranks=" in line or line.count(b" NCCL INFO ") > 1:
+            call = _CALL.search(line)
+            of = None if call is None else self._own.get((call[1], call[2]), {}).get(call[5])
+            if call is None or of is None or line.count(b" NCCL ") > 1 or not line.endswith(b"\n"):
+                whose = [process for process in _PROCESS_OF.findall(line) if process in self._own]
+                self._is_all_torn |= len(whose) < max(1, line.count(b" NCCL "))
+                self._torn.update(whose)
+                self._torn_lines += 1
+            else:
+                of.count += call[3] not in _PEER_CALLS
+                of.last = call[3], call[4], path, number
+
+    def _add_handle(self, line: bytes) -> None:
+        found = _INIT.search(line)
+        if found is None:
+            return
+        host, pid, pointer, rank, size, parent, before, color, number, when = found.groups()
+        handles = self._own.setdefault((host, pid), {})
+        identity: tuple[object, ...] = (number,)
+        if parent is not None:
+            if parent not in handles:
+                return
+            identity = handles[parent].identity, before, color
+        # An address is used again once its communicator is destroyed.
+        is_new = when == b"START" or pointer not in handles or handles[pointer].identity != identity
+        if is_new and len(handles) < COMMUNICATORS_MAX:
+            handles[pointer] = _Own(identity, int(rank[:9]), int(size[:9]))
+
+    def notes(self) -> Iterator[str]:
+        """Yield what could not be counted."""
+        if self._torn_lines:
+            what = "cut off or into each other" if self._own else "of calls, without INIT lines (NCCL_DEBUG_SUBSYS)"
+            whose = some_of([pid.decode() for _, pid in sorted(self._torn)])
+            left = "nothing is compared" if self._is_all_torn else f"pids {whose} are left out"
+            yield f"NCCL's logs: {plural(self._torn_lines, 'line')} {what}: {left}"
+
+    def communicators(self) -> tuple[LaunchedCommunicator, ...]:
+        """Return those with ranks that can be compared, the largest first."""
+        grouped: dict[tuple[object, int], dict[int, Launched]] = {}
+        twice = set()
+        for (host, pid), handles in self._own.items():
+            for one in () if self._is_all_torn or (host, pid) in self._torn else handles.values():
+                ranks = grouped.setdefault((one.identity, one.size), {})
+                if one.rank in ranks:  # made again, or splits that cannot be told apart
+                    twice.add((one.identity, one.size))
+                ranks[one.rank] = Launched(host.decode(), int(pid[:9]), one.count, _last_words(one.last))
+        found = [
+            LaunchedCommunicator(_name(identity), size, ranks)
+            for (identity, size), ranks in grouped.items()
+            if (identity, size) not in twice
+        ]
+        return tuple(sorted(found, key=lambda one: -one.size))
 
 
 def launch_words(
@@ -192,49 +246,20 @@ def launch_words(
 
 def _words(number: int, rank: Launched, job_rank: int | None) -> str:
     of_job = "" if job_rank is None else f", which is rank {job_rank} of the job,"
-    last = f", the last call {rank.last} ({clean(rank.where)})" if rank.where else ""
+    last = f", the last call {rank.last}" if rank.last else ""
     return f"rank {number} (pid {rank.pid} on {rank.host}){of_job} only {rank.calls}{last}"
 
 
-def _note_init(own: dict[tuple[bytes, bytes, bytes], _Own], line: bytes) -> None:
-    found = _INIT.search(line)
-    if found is None:
-        return
-    host, pid, pointer, rank, size, parent, before, color, number, when = found.groups()
-    identity: tuple[object, ...] = (number,)
-    if parent is not None:
-        above = own.get((host, pid, parent))
-        if above is None:
-            return
-        identity = above.identity, before, color
-    key = host, pid, pointer
-    # An address is used again once its communicator is destroyed.
-    if (when == b"START" or key not in own or own[key].identity != identity) and len(own) < COMMUNICATORS_MAX:
-        own[key] = _Own(identity, int(rank[:9]), int(size[:9]))
-
-
-def _communicators(own: Mapping[tuple[bytes, bytes, bytes], _Own]) -> tuple[LaunchedCommunicator, ...]:
-    grouped: dict[tuple[object, ...], dict[int, Launched]] = {}
-    sizes: dict[tuple[object, ...], int] = {}
-    twice: set[tuple[object, ...]] = set()
-    for (host, pid, _), one in own.items():
-        identity = (one.identity, one.size)
-        ranks = grouped.setdefault(identity, {})
-        if one.rank in ranks:  # made again, or splits that cannot be told apart: nothing can be compared
-            twice.add(identity)
-        ranks[one.rank] = Launched(host.decode("utf-8", "replace"), int(pid[:9]), one.count, one.last, one.where)
-        sizes[identity] = one.size
-    found = [
-        LaunchedCommunicator(_name(identity[0]), sizes[identity], ranks)
-        for identity, ranks in grouped.items()
-        if identity not in twice
-    ]
-    return tuple(sorted(found, key=lambda one: -one.size))
+def _last_words(last: tuple[bytes, bytes, Path, int] | None) -> str:
+    if last is None:
+        return ""
+    operation, count, path, number = last
+    return f"{operation.decode()} of {plural(int(count[:18]), 'element')} ({clean(path)}:{number})"
 
 
 def _name(identity: object) -> str:
     """Return the words for a communicator: its commId, or whose part it is."""
-    assert isinstance(identity, tuple), "made by _note_init"
+    assert isinstance(identity, tuple), "made by _add_handle"
     if len(identity) == 1:
         return "without an id" if identity[0] is None else identity[0].decode()
     above, _, color = identity

@@ -20,6 +20,9 @@ from pacecar.nccl_ras import RasError, RasFinding, ask_ras_twice, ras_address, s
 
 __all__ = ["LogWitness", "NcclWitness", "RasWitness", "has_nccl_log", "may_have_ras", "ras_words"]
 
+LOG_BYTES_MAX = 64 << 20
+"""Of all logs: two seconds of a processor, in a job that hangs."""
+
 _log = logging.getLogger("pacecar")
 
 
@@ -77,7 +80,7 @@ def _ras_said(ask: Callable[[], Sequence[RasFinding] | None], ranks: Mapping[tup
 
 
 def _log_said(pids: Sequence[int], pattern: str) -> Iterator[str]:
-    communicators, notes = read_launches(debug_files(pattern, frozenset(pids)))
+    communicators, notes = read_launches(debug_files(pattern, frozenset(pids)), LOG_BYTES_MAX)
     once = {pid for pid, count in Counter(pids).items() if count == 1}  # hosts may share numbers
     yield from launch_words(communicators, lambda one: pids.index(one.pid) if one.pid in once else None)
     yield from notes if communicators else ()

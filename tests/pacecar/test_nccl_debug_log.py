@@ -76,7 +76,7 @@ def test_sends_and_receives_are_the_last_call_but_not_counted(tmp_path: Path) ->
     lines[0].append(call_line(0, operation="Send", count=7))
     one = only(logs(tmp_path, lines))
     assert [rank.calls for rank in one.ranks.values()] == [1, 1]
-    assert one.ranks[0].last == "Send of 7 elements"
+    assert one.ranks[0].last.startswith("Send of 7 elements (")
 
 
 @pytest.mark.parametrize("word", ["split", "child"])
@@ -106,15 +106,34 @@ def test_versions_stamps_hosts_and_interleaved_ranks_in_one_file(tmp_path: Path)
     assert "of 4 ranks (2 of them have a log here)" in words
 
 
-def test_torn_lines_and_calls_without_init_lines_are_said(tmp_path: Path) -> None:
-    lines = job([2, 2])
-    lines[0].append(call_line(0)[:80] + call_line(0))
-    lines[1].append(call_line(1, comm="0xdead") + call_line(1)[:60])
-    _, notes = read_launches(logs(tmp_path, lines))
-    assert notes == (
-        "NCCL's logs: 1 call could not be read in lines that are cut or interleaved",
-        "NCCL's logs: 1 call on communicators without INIT lines were left out",
+def test_calls_that_cannot_be_assigned_are_said(tmp_path: Path) -> None:
+    lines = job([2, 2, 2])
+    lines[1].append(call_line(1, comm="0xdead"))
+    communicators, notes = read_launches(logs(tmp_path, lines))
+    assert sorted(communicators[0].ranks) == [0, 2]
+    assert notes == ("NCCL's logs: 1 line cut off or into each other: pids 101 are left out",)
+    assert read_launches(logs(tmp_path, {rank: [call_line(rank)] for rank in range(3)})) == (
+        (),
+        ("NCCL's logs: 3 lines of calls, without INIT lines (NCCL_DEBUG_SUBSYS): nothing is compared",),
     )
+
+
+@pytest.mark.parametrize("cut", range(1, len(call_line(0)), 7))
+def test_lines_that_are_cut_into_each_other_make_no_rank_late(cut: int, tmp_path: Path) -> None:
+    lines, outer = job([3, 3, 4]), call_line(0)
+    (tmp_path / "shared").write_text("".join(lines[0] + lines[1]) + outer[:cut] + call_line(1) + outer[cut:])
+    communicators, _ = read_launches(logs(tmp_path, {2: lines[2]}))
+    assert not [words for words in launch_words(communicators) if "only" in words]
+
+
+def test_a_cut_last_line_does_not_make_a_rank_late(tmp_path: Path) -> None:
+    lines = job([3, 3, 3])
+    lines[1][-1] = lines[1][-1][:90]
+    communicators, notes = read_launches(logs(tmp_path, lines))
+    assert sorted(communicators[0].ranks) == [0, 2]
+    assert notes == ("NCCL's logs: 1 line cut off or into each other: pids 101 are left out",)
+    (words,) = launch_words(communicators)
+    assert "cannot see" in words
 
 
 def test_an_address_that_is_used_again_is_counted_anew(tmp_path: Path) -> None:

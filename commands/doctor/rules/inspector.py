@@ -49,7 +49,7 @@ def _slow_communicator(facts: NodeFacts) -> Hit | None:
     found.sort(key=lambda one: one[0])
     return hit(
         (evidence for _, evidence in found[:SLOW_MAX]),
-        "pacecar doctor    # on its nodes: a link, port or card that is down or slow; nvidia-smi nvlink -s; ibstat",
+        "nvidia-smi nvlink -s; ibstat    # on its nodes: is a link or port down or slow?",
     )
 
 
