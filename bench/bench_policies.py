@@ -9,7 +9,8 @@ spread is one standard deviation, `worst` the worst seed:
     end          pace of the setting that is kept at the end against the best one
     trials       steps in other than the kept setting; slowest: the slowest of them against the present one;
                  slow: steps over 20 % slower than never tuned
-    forecast     mean distance of expected from true gain, in points of the step
+    forecast     mean distance of expected from true gain, in points of the step, and how many of the true gains lie
+                 within the 90 % interval of their forecast
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import NormalDist, fmean, pstdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from tests.controller.curves import FILE, MEASURED, load
@@ -51,12 +52,23 @@ def oracle_ratio(case: Case) -> float:
     return best / sum(curve.at(case.curves[0].start).step_ns for curve in case.curves) - 1
 
 
+def coverage(runs: Iterable[Run]) -> str:
+    """Return which share of the true gains lies within the 90 % interval of its forecast, out of how many."""
+    inside = [
+        abs(expected - truth) <= NormalDist().inv_cdf(0.95) * error
+        for one in runs
+        for expected, error, truth in one.forecasts
+        if error is not None
+    ]
+    return f"{fmean(inside):.0%} of {len(inside)}" if inside else "-"
+
+
 def row(name: str, runs: list[Run]) -> str:
     """One policy's line of the table."""
     totals = [one.saved_ratio for one in runs]
     ends = [one.end_ratio - 1 for one in runs]
-    errors = [abs(expected - truth) for one in runs for expected, truth in one.forecasts]
-    told = f"{fmean(errors) * 100:6.1f}" if errors else "     -"
+    errors = [abs(expected - truth) for one in runs for expected, _, truth in one.forecasts]
+    told = f"{fmean(errors) * 100:6.1f} {coverage(runs)}" if errors else "     -"
     return (
         f"  {name:20} {fmean(totals) * 100:+7.2f} +- {pstdev(totals) * 100:4.2f} {max(totals) * 100:+7.2f}"
         f" {fmean(ends) * 100:+7.1f} {max(ends) * 100:+7.1f} {fmean(one.trial_steps for one in runs):7.0f}"
@@ -95,6 +107,7 @@ def report(table: dict[Key, list[Run]], every: Iterable[Case], source: str, step
     ours = [one for key, runs in table.items() if key[2] == "pacecar" for one in runs]
     null, kept = sum(one.null_judged for one in ours), sum(one.null_kept for one in ours)
     lines.append(f"false accepts: {kept} of {null} trials of a change that saves nothing ({kept / max(1, null):.1%})")
+    lines.append(f"gains within the 90 % interval of their forecast: {coverage(ours)}")
     missed = aims(table, seeds)
     others = len({key[:2] for key in table}) * (len(POLICIES) - 1)
     lines.append(f"comparisons lost: {sum('points better' in line for line in missed)} of {others}")

@@ -2,6 +2,6 @@
 
 Ledgers and measured settings come in; expected gains with their uncertainty go out.  Start with `forecast`, which
 carries the uncertainty; `gain_model` covers every knob.  `alpha_beta_link` prices a collective from all-reduces in
-windows, `bucket_model` lays buckets over the times at which gradients are ready.  `setting_history` keeps what was
-measured.
+windows, `gradient_readiness` reads from them when gradients are ready, and `bucket_model` lays buckets over both.
+`setting_history` keeps what was measured.
 """

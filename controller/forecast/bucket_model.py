@@ -4,7 +4,7 @@ Communication of 30 % of the step does not mean that 30 % can be saved: what run
 A bucket size can only save the tail, the communication that is left when backward ends.  So DDP's backward with its
 bucketed all-reduces is simulated, for the present setting and the other one:
 
-    backward        |=====|=====|=====|=====|            gradients become ready, spread by their bytes
+    backward        |=====|=====|=====|=====|            gradients become ready (`gradient_readiness`)
     buckets                [b0 ----][b1 ----][b2 ----]   each starts when it is full and has a stream to run on
     exposed                                  '-------'
 
@@ -18,8 +18,8 @@ needs (gloo): an overlapped nanosecond saves `efficiency` of one, fitted once tw
 The uncertainty adds in quadrature: alpha between its low and its high value, the efficiency, how far the timeline is
 from reproducing the present step, and the error of earlier forecasts.
 
-Assumptions, which are wrong somewhere: a gradient takes time in proportion to its bytes, the bytes of several
-collectives cross the link one after the other, as in a queue, and buckets change no compute.  Pure.
+Assumptions, which are wrong somewhere: the bytes of several collectives cross the link one after the other, as in a
+queue, and buckets change no compute.  Pure.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from functools import lru_cache
 from statistics import fmean
 
 from pacecar.knobs import by_name
+from pacecar.records import BackwardWindow
 
 from ..observation import JobFacts, KnobSpace
 from .alpha_beta_link import AlphaBetaLink, Period, assumed_link, combine, fit_periods, periods_of, streams_of
 from .forecast import Forecast
+from .gradient_readiness import EVEN, ReadinessCurve, fit_readiness, ready_ns
 from .setting_history import (
     SETTINGS_MAX,
     SPREAD_PRIOR,
@@ -94,15 +96,18 @@ def distinct_buckets(
 
 
 def play(
-    buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byte: float, streams: int = 1
+    buckets: Sequence[int],
+    backward_ns: float,
+    alpha_ns: float,
+    ns_per_byte: float,
+    streams: int = 1,
+    readiness: ReadinessCurve = EVEN,
 ) -> BucketTimeline:
-    """Simulate one backward: bucket i is ready when its share of all bytes is, and waits for a stream and the link."""
-    total = sum(buckets)
-    done, link_free, busy_until, communication = 0, 0.0, 0.0, 0.0
+    """Simulate one backward: each bucket waits until it is ready, then for a stream and the link."""
+    link_free, busy_until, communication = 0.0, 0.0, 0.0
     spans: list[tuple[float, float]] = []
-    for i, size in enumerate(buckets):
-        done += size
-        start = max(backward_ns * done / total, spans[i - streams][1] if i >= streams else 0.0)
+    for i, (size, ready) in enumerate(zip(buckets, ready_ns(readiness, buckets, backward_ns), strict=True)):
+        start = max(ready, spans[i - streams][1] if i >= streams else 0.0)
         link_free = max(link_free, start + alpha_ns) + size * ns_per_byte
         communication += link_free - max(start, busy_until)
         busy_until = link_free
@@ -141,8 +146,8 @@ class BucketModel:
     def __init__(self, facts: JobFacts, history: SettingHistory) -> None:
         self._facts = facts
         self._history = history
-        self._links: dict[Setting, AlphaBetaLink] = {}
-        self._links_of = 0
+        self._fits: dict[Setting, tuple[AlphaBetaLink, ReadinessCurve]] = {}
+        self._fits_of = 0
         self._packed = lru_cache(SETTINGS_MAX)(
             lambda size, first: tuple(pack_buckets(facts.gradient_bytes, size, first))
         )
@@ -154,7 +159,7 @@ class BucketModel:
         pace, readings = self._history.pace(values), self._history.readings_beside(values, BUCKET_KNOBS)
         if sum(self._facts.gradient_bytes) <= 0 or pace is None or not readings:
             return None
-        link = self._link(values)
+        link, _ = self._fit(values)
         seen = typical(readings.get(setting_of(values)) or next(reversed(readings.values())))
         backward = self._history.backward_ns(seen)
         paces = self._history.paces_beside(values, BUCKET_KNOBS)
@@ -196,27 +201,36 @@ class BucketModel:
         self, values: Mapping[str, int], backward_ns: float, link: AlphaBetaLink, *, alpha_ns: float | None = None
     ) -> BucketTimeline:
         alpha = link.alpha_ns if alpha_ns is None else alpha_ns
-        return self._timelines(self._pack(values), backward_ns, alpha, link.ns_per_byte, link.streams)
+        _, readiness = self._fit(values)
+        return self._timelines(self._pack(values), backward_ns, alpha, link.ns_per_byte, link.streams, readiness)
 
-    def _link(self, values: Mapping[str, int]) -> AlphaBetaLink:
-        """Return what a bucket costs, from all windows that differ only in their buckets; there is at least one."""
-        if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
-            self._links.clear()
-            self._links_of = self._history.windows
+    def _fit(self, values: Mapping[str, int]) -> tuple[AlphaBetaLink, ReadinessCurve]:
+        """Return what a bucket costs and when gradients are ready, from all windows that differ only in their buckets."""
+        if self._fits_of != self._history.windows or len(self._fits) >= SETTINGS_MAX:
+            self._fits.clear()
+            self._fits_of = self._history.windows
         key = tuple(pair for pair in setting_of(values) if pair[0] not in BUCKET_KNOBS)
-        if key not in self._links:
-            self._links[key] = self._fit_link(self._history.readings_beside(values, BUCKET_KNOBS))
-        return self._links[key]
+        if key not in self._fits:
+            beside = self._history.readings_beside(values, BUCKET_KNOBS)
+            windows: list[tuple[tuple[int, ...], list[BackwardWindow]]] = []
+            for setting, readings in beside.items():
+                sizes = self._pack(dict(setting))
+                seen = [reading.backward for reading in readings if reading.backward is not None]
+                windows.append((sizes, [window for window in seen if len(window.reduces) == len(sizes)]))
+            streams = max([1, *(streams_of(window.reduces) for _, seen in windows for window in seen)])
+            readiness = fit_readiness([(sizes, window) for sizes, seen in windows for window in seen], streams)
+            self._fits[key] = self._fit_link(beside, windows, streams), readiness
+        return self._fits[key]
 
-    def _fit_link(self, beside: Mapping[Setting, Sequence[SettingReading]]) -> AlphaBetaLink:
+    def _fit_link(
+        self,
+        beside: Mapping[Setting, Sequence[SettingReading]],
+        windows: Sequence[tuple[tuple[int, ...], Sequence[BackwardWindow]]],
+        streams: int,
+    ) -> AlphaBetaLink:
         periods: list[Period] = []
-        streams = 1
-        for setting, readings in beside.items():
-            sizes = self._pack(dict(setting))
-            seen = [reading.backward.reduces for reading in readings if reading.backward is not None]
-            complete = [spans for spans in seen if len(spans) == len(sizes)]
-            streams = max([streams, *map(streams_of, complete)])
-            periods += combine([periods_of(sizes, spans) for spans in complete])
+        for sizes, seen in windows:
+            periods += combine([periods_of(sizes, window.reduces) for window in seen])
         measured = fit_periods(periods, streams)
         if measured is not None:
             return measured
@@ -239,7 +253,7 @@ class BucketModel:
             return None
         if sum(self._facts.gradient_bytes) <= 0:
             return None
-        seen, link = typical(readings), self._link(values)
+        seen, (link, _) = typical(readings), self._fit(values)
         backward = self._history.backward_ns(seen)
         less = replace(link, ns_per_byte=link.ns_per_byte * new_share / old_share)
         old, new = self._play(values, backward, link), self._play(values, backward, less)

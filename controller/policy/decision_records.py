@@ -61,6 +61,7 @@ class DecisionRecords:
         *,
         reason: str,
         expected_gain_ratio: float | None,
+        expected_gain_error: float | None = None,
     ) -> int:
         """Record a decision; return its number."""
         self.decisions += 1
@@ -76,6 +77,7 @@ class DecisionRecords:
                 wall_ns=step.wall_ns,
                 reason=reason,
                 expected_gain_ratio=expected_gain_ratio,
+                expected_gain_error=expected_gain_error,
             )
         )
         return self.decisions

@@ -460,6 +460,7 @@ class TuningPolicy(Policy):
             step,
             reason=phrases.trial_reason(knob, old, new, forecast),
             expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
+            expected_gain_error=None if forecast is None or forecast.is_floor else forecast.spread_ratio,
         )
 
     def _conclude(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> str:

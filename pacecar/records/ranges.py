@@ -21,8 +21,8 @@ from msgspec import Meta
 __all__ = [
     "COUNT_MAX", "ENTRIES_MAX", "INT64_MAX", "LABEL_CHARACTERS_MAX", "TEXTS_MAX", "TEXT_CHARACTERS_MAX",
     "Arguments", "BoardMilliwatts", "Bytes", "Celsius", "ChipMilliwatts", "Count", "Cpus", "Domains", "EValue",
-    "FewLanes", "FewParts", "Flag", "Flops", "Gain", "Kilohertz", "KnobInteger", "KnobIntegers", "KnobValue",
-    "KnobValues", "Label", "LinkRate", "LinkShare", "Load", "MeasuredRatio", "Megahertz", "Millicelsius",
+    "FewLanes", "FewParts", "Flag", "Flops", "Gain", "GainError", "Kilohertz", "KnobInteger", "KnobIntegers",
+    "KnobValue", "KnobValues", "Label", "LinkRate", "LinkShare", "Load", "MeasuredRatio", "Megahertz", "Millicelsius",
     "Nanoseconds", "NvmlCode", "PerformanceState", "Pid", "PositiveCount", "PositiveFlops", "Rank", "Ranks", "Rate",
     "Ratio", "Revolutions", "SignedNanoseconds", "Tasks", "Text", "Texts", "Uid", "WorldSize", "bounds_of",
 ]  # fmt: skip
@@ -125,6 +125,9 @@ NvmlCode = Annotated[int, Meta(ge=0, le=999)]
 
 Gain = Annotated[float, Meta(ge=-1e9, le=1.0)]
 """The fraction of step time saved; negative if steps take longer."""
+
+GainError = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""The standard error of a gain."""
 
 EValue = Annotated[float, Meta(ge=0.0, le=1e308)]
 """Evidence of a sequential test."""

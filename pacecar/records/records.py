@@ -39,6 +39,7 @@ from pacecar.records.ranges import (
     Count,
     EValue,
     Gain,
+    GainError,
     KnobValues,
     Label,
     Nanoseconds,
@@ -304,8 +305,8 @@ class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     """The controller wants `knob` at `to_value`.
 
-    `expected_gain_ratio` is the forecast saving as a fraction of step time (0.1: steps take 10 % less time); None
-    without a forecast.  A "trial" is measured and then kept or taken back; "advise" turns nothing.
+    `expected_gain_ratio` is the forecast saving as a fraction of step time (0.1: steps take 10 % less time), and
+    `expected_gain_error` its standard error; None without a forecast, or without an error.  A "trial" is measured and then kept or taken back; "advise" turns nothing.
     """
 
     job: Label
@@ -318,6 +319,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     wall_ns: Nanoseconds
     reason: Text
     expected_gain_ratio: Gain | None
+    expected_gain_error: GainError | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

@@ -20,10 +20,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pacecar.controller.forecast.bucket_model import pack_buckets, play
+from pacecar.controller.forecast.gradient_readiness import EVEN, ReadinessCurve
 
 MIB = 2**20
 FILE = Path(__file__).with_name("curves.json")
@@ -60,6 +62,7 @@ class Curve:
     batch_samples: int | None = None
     first_bucket_bytes: int | None = None
     backward_ns: int | None = None
+    readiness: ReadinessCurve = EVEN
 
     def at(self, values: dict[str, int]) -> Point:
         return self.points[tuple(sorted(values.items()))]
@@ -101,6 +104,16 @@ class Link:
     ns_per_byte: float
     overlap_worth: float
     convert: float
+    work: Sequence[float] | None = None
+    """How long backward computes for each gradient, in any unit; None: as long as its bytes."""
+
+    @property
+    def readiness(self) -> ReadinessCurve:
+        if self.work is None:
+            return EVEN
+        done, ready = (list(accumulate(of)) for of in (self.gradients, self.work))
+        points = zip(done, ready, strict=True)
+        return ((0.0, 0.0), *((round(x / done[-1], 9), round(y / ready[-1], 9)) for x, y in points))
 
 
 def _gpt() -> list[int]:
@@ -113,6 +126,15 @@ _DEEP = [4 * n for n in (1024 * 1024, 1024) * 40]
 _SMALL = [4 * n for n in (256 * 256, 256) * 300]
 _TEN = [4 * n for n in (512 * 512, 512) * 40]
 _WIDE = [4 * n for n in (4096 * 2048, 4096) * 5]
+_EMBEDDING = [4 * n for n in (*(1024 * 1024, 1024) * 20, 12_000_000)]
+"""20 layers and an embedding of 48 MB that comes last and costs no arithmetic."""
+_VGG = [4 * n for n in (4096 * 1000, 1000, 4096 * 4096, 4096, 25088 * 1024, 1024, *(512 * 512 * 9, 512) * 6,
+                        *(256 * 256 * 9, 256) * 3, 128 * 128 * 9, 128, 64 * 64 * 9, 64)]  # fmt: skip
+"""Large layers, whose gradients are ready first, and convolutions that compute for longer the earlier they come."""
+_VGG_WORK = [4.1, 0, 16.8, 0, 25.7, 0, *(460, 0, 460, 0, 460, 0, 925, 0, 925, 0, 925, 0), *(1850, 0) * 3, 1850, 0,
+             1850, 0]  # fmt: skip
+_UNEVEN = [4 * n for n in (2_000_000, *(1024,) * 20) * 6]
+"""Tiny gradients between large ones."""
 
 LINKS = (
     Link("1 Gbit/s, GPT 39 M", _gpt(), 10, 540, 0.3, 8.56, 0.95, 1.04),
@@ -124,6 +146,9 @@ LINKS = (
     Link("1 Gbit/s, 5 wide layers 42 M", _WIDE, 20, 900, 0.5, 8.6, 0.97, 1.5),
     Link("5 Gbit/s, 40 layers 42 M", _DEEP, 54, 358, 0.25, 2.07, 0.83, 0.5),
     Link("unlimited, 40 layers 42 M", _DEEP, 78, 415, 3.2, 1.3, 1.0, 1.1),
+    Link("2.5 Gbit/s, embedding of 48 MB last", _EMBEDDING, 30, 300, 0.4, 3.4, 0.95, 0.5, (*(1, 0) * 20, 0.2)),
+    Link("5 Gbit/s, VGG", _VGG, 60, 900, 0.4, 1.9, 0.95, 1.0, _VGG_WORK),
+    Link("2.5 Gbit/s, large and tiny gradients", _UNEVEN, 30, 200, 1.0, 3.4, 0.95, 0.5, (20, *(1,) * 20) * 6),
 )
 
 
@@ -135,7 +160,8 @@ def simulate(link: Link) -> Curve:
             cost = link.ns_per_byte * bytes_ratio + link.convert * price
             backward = link.backward_ms * 1e6
             first = MIB if size == DEFAULT else None
-            timeline = play(pack_buckets(link.gradients, size, first), backward, link.alpha_ms * 1e6, cost)
+            buckets = pack_buckets(link.gradients, size, first)
+            timeline = play(buckets, backward, link.alpha_ms * 1e6, cost, 1, link.readiness)
             hidden = (1 - link.overlap_worth) * timeline.overlapped_ns
             step = link.fixed_ms * 1e6 + backward + timeline.exposed_ns + hidden
             setting = (("bucket_bytes", size), ("compression", compression))
@@ -148,6 +174,7 @@ def simulate(link: Link) -> Curve:
         tuple(link.gradients),
         first_bucket_bytes=MIB,
         backward_ns=round(link.backward_ms * 1e6),
+        readiness=link.readiness,
     )
 
 
@@ -188,6 +215,7 @@ def dump(curves: Iterable[Curve], *, source: str = "simulated") -> str:
             "gradient_bytes": curve.gradient_bytes,
             "first_bucket_bytes": curve.first_bucket_bytes,
             "backward_ns": curve.backward_ns,
+            **({} if curve.readiness == EVEN else {"readiness": curve.readiness}),
         }
         said.append(f' {json.dumps(head)[:-1]}, "points": [\n   {points}]}}')
     return f'{{"source": "{source}", "curves": [\n' + ",\n".join(said) + "]}\n"
@@ -233,6 +261,7 @@ def _curve(one: dict[str, Any]) -> Curve:
         points,
         gradients,
         *(one.get(name) for name in ("batch_samples", "first_bucket_bytes", "backward_ns")),
+        readiness=tuple((x, y) for x, y in one.get("readiness", EVEN)),
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from bench.baselines import BASELINES, make_baseline
 from pacecar.config import TuneConfig
+from pacecar.controller.forecast.gradient_readiness import ready_ns
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy
 from pacecar.controller.policy.registry import make_policy
 from pacecar.records import BackwardWindow, Decision, Ledger, Verdict
@@ -60,7 +61,8 @@ class Run:
     judged: int = 0
     null_kept: int = 0
     null_judged: int = 0
-    forecasts: list[tuple[float, float]] = field(default_factory=list)
+    forecasts: list[tuple[float, float | None, float]] = field(default_factory=list)
+    """Expected gain, its standard error, and the true gain."""
     detail: str = ""
 
     @property
@@ -119,10 +121,9 @@ def _backward(curve: Curve, values: dict[str, int], draw: random.Random) -> Back
     if curve.backward_ns is None or point.alpha_ns is None or point.ns_per_byte is None:
         return None
     buckets, spans = curve.buckets(values), []
-    done, free = 0, 0.0
-    for size in buckets:
-        done += size
-        start = max(free, curve.backward_ns * done / sum(buckets))
+    free = 0.0
+    for size, ready in zip(buckets, ready_ns(curve.readiness, buckets, curve.backward_ns), strict=True):
+        start = max(free, ready)
         late = 0.0 if spans else draw.expovariate(1.0) * LATE_RATIO * curve.backward_ns
         free = start + late + (point.alpha_ns + size * point.ns_per_byte) * math.exp(draw.gauss(0.0, REDUCE_NOISE))
         spans.append((round(start), round(free)))
@@ -240,4 +241,4 @@ def _note(
         done.null_judged += 1
         done.null_kept += is_kept
     if decision.expected_gain_ratio is not None:
-        done.forecasts.append((decision.expected_gain_ratio, truth))
+        done.forecasts.append((decision.expected_gain_ratio, decision.expected_gain_error, truth))

@@ -21,7 +21,17 @@ STEPS = 6000
 NEAR, FAR = "1 Gbit/s, 40 layers 42 M", "1 Gbit/s 5 ms, 40 layers 42 M"
 CHANGES = f"{NEAR} > {FAR}"
 REAL = ("stack10, 2 ranks, 1 Gbit/s", "deep, 2 ranks, 1 Gbit/s, 1 ms")
-CASES = (*REAL, NEAR, FAR, "1 Gbit/s 5 ms, 300 layers 20 M", CHANGES, f"{NEAR}, lossy", "micro-batch of 2, batch of 32")
+EMBEDDING = "2.5 Gbit/s, embedding of 48 MB last"
+CASES = (
+    *REAL,
+    NEAR,
+    FAR,
+    EMBEDDING,
+    "1 Gbit/s 5 ms, 300 layers 20 M",
+    CHANGES,
+    f"{NEAR}, lossy",
+    "micro-batch of 2, batch of 32",
+)
 
 LEVELS = {0.05: 2, 0.10: 1}
 """Noise, and how many seeds of it."""
