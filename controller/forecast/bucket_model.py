@@ -205,7 +205,7 @@ class BucketModel:
         return self._timelines(self._pack(values), backward_ns, alpha, link.ns_per_byte, link.streams, readiness)
 
     def _fit(self, values: Mapping[str, int]) -> tuple[AlphaBetaLink, ReadinessCurve]:
-        """Return what a bucket costs and when gradients are ready, from all windows that differ only in their buckets."""
+        """Return what a bucket costs and when gradients are ready, from windows that differ only in their buckets."""
         if self._fits_of != self._history.windows or len(self._fits) >= SETTINGS_MAX:
             self._fits.clear()
             self._fits_of = self._history.windows

@@ -26,7 +26,6 @@ __all__ = [
     "expected_gain",
     "expected_loss",
     "horizon_steps",
-    "is_worth_a_trial",
     "proof_pairs",
 ]
 
@@ -82,11 +81,6 @@ def horizon_steps(steps_so_far: int) -> int:
 def proof_pairs(gain: float, pair_noise: float) -> float:
     """Return how many pairs prove the gain; infinity without one."""
     return PROOF_EVIDENCE * (pair_noise / gain) ** 2 if gain > 0 else math.inf
-
-
-def is_worth_a_trial(gain: float, spread: float, *, dead_band: float, cost_steps: float, horizon: int) -> bool:
-    """Return whether a trial pays in the steps to come; `cost_steps` is its cost, in steps' worth of time."""
-    return expected_gain(gain, spread, dead_band) * horizon > cost_steps
 
 
 def _above(z: float) -> float:

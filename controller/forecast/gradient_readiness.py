@@ -56,7 +56,7 @@ def fit_readiness(windows: Iterable[tuple[Sequence[int], BackwardWindow]], strea
     curve = _ascending([*EVEN, *((x, median(seen)) for x, seen in points.items())])
     for x, bound in sorted(bounds.items()):
         if ready_at(curve, x) > bound:
-            curve = _ascending([*((at, min(y, bound) if at < x else y) for at, y in curve), (x, bound)])
+            curve = _ascending([*((at, min(y, bound) if at < x else y) for at, y in curve if at != x), (x, bound)])
     return curve
 
 
@@ -74,7 +74,7 @@ def ready_ns(curve: ReadinessCurve, buckets: Sequence[int], backward_ns: float) 
 
 
 def _ascending(points: Sequence[tuple[float, float]]) -> ReadinessCurve:
-    """Return the points by bytes, their times made ascending by pooling neighbours that are not (isotonic regression)."""
+    """Return the points by bytes; neighbours whose times descend are pooled (isotonic regression)."""
     pools: list[tuple[list[float], float]] = []  # bytes of the members, their mean time
     for x, y in sorted(points):
         members, level = [x], y

@@ -3,8 +3,9 @@
 It combines what is left to try (`GeometricSearch`), what that may gain (`GainModel`) and what may still be lost
 (`ExplorationBudget`).  The policy only decides when a trial may begin.
 
-A candidate must be worth its trial (`forecast`) and fit into the budget.  The first rule stops a job whose default is
-best from being explored without end; the second bounds the cost of wrong forecasts.
+The next trial is the candidate that should bring most over what it costs (`forecast`), of those that are worth their
+trial and fit into the budget.  The first rule stops a job whose default is best from being explored without end; the
+second bounds the cost of wrong forecasts.
 
 Pure.  Left out: when a trial begins (the policy), how it is judged (`ab_trial`).
 """
@@ -19,12 +20,12 @@ from pacecar.config import TuneConfig
 from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, TrialEnd
 from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, ExplorationBudget
 from ..forecast.bucket_model import distinct_buckets
-from ..forecast.forecast import Forecast, expected_loss, horizon_steps, is_worth_a_trial, proof_pairs
+from ..forecast.forecast import Forecast, expected_gain, expected_loss, horizon_steps, proof_pairs
 from ..forecast.gain_model import GainModel
 from ..observation import JobFacts, KnobSpace, NodeView, Observation, bounded
 from . import phrases
 from .decision_records import Outcome
-from .geometric_search import Candidate, GeometricSearch, best_advice, is_choice
+from .geometric_search import Candidate, GeometricSearch, best_advice, is_choice, octaves
 
 __all__ = ["CandidateChoice", "CandidateSelection", "known_gain"]
 
@@ -33,6 +34,9 @@ WAIT_FOR_WINDOWS_STEPS = 200
 """Wait for this many windows before a trial with an uncertain forecast, but only in the first WAIT_FOR_WINDOWS_STEPS
 steps, because windows have a budget of their own.  In a single window one late rank can distort a bucket's cost."""
 
+
+TIE_SHARE = 0.99
+"""Of a knob's candidates that should bring this share of the best one's, the nearest is tried."""
 
 WAITING = "waiting for windows to tell more"
 
@@ -86,10 +90,10 @@ class CandidateSelection:
     def candidates(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
         """Return what could be tried from `kept`, best first, and the reasons for what was left out."""
         model = self.model
-        return self._search.candidates(kept, model.expect, model.exposed_ratio, self._node, self._config.dead_band)
+        return self._search.candidates(kept, model.expect, model.exposed_ratio, self._node)
 
     def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
-        """Return whether the model is sure that the first trial gains: then less noise need be measured first."""
+        """Return whether the model is sure that some trial gains: then less noise need be measured first."""
         self.model.history.note_pace(kept, typical_ns)
         found, _ = self.candidates(kept)
         return _is_clear(found, self._config.dead_band)
@@ -112,23 +116,23 @@ class CandidateSelection:
         is_young = steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.history.timed_windows(kept) < WINDOWS_WISE
         if is_young and not _is_clear(found, self._config.dead_band):
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
-        worth = []
+        worth: dict[Candidate, float] = {}
         for candidate in found:
-            if self._is_worth(candidate, pair_noise, window_steps, trial_steps, steps):
-                worth.append(candidate)
+            net_steps = self._net_steps(candidate, pair_noise, window_steps, trial_steps, steps)
+            if net_steps is not None:
+                worth[candidate] = net_steps
             else:
                 change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
                 left_out.append(f"{change}: not expected to pay for a trial")
         if not worth:
             return CandidateChoice(None, "; ".join(left_out) or "nothing near it is better")
-        costs = [typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth]
-        left_ns = budget.left_ns(typical_ns)
-        affordable = [candidate for candidate, cost in zip(worth, costs, strict=True) if cost <= left_ns]
-        return (
-            CandidateChoice(affordable[0])
-            if affordable
-            else CandidateChoice(None, missing_ns=min(costs), untried=len(worth))
-        )
+        costs = {candidate: typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth}
+        affordable = [candidate for candidate, cost in costs.items() if cost <= budget.left_ns(typical_ns)]
+        if not affordable:
+            return CandidateChoice(None, missing_ns=min(costs.values()), untried=len(worth))
+        best = max(affordable, key=lambda candidate: worth[candidate])
+        as_good = [one for one in affordable if one.knob == best.knob and worth[one] >= TIE_SHARE * worth[best]]
+        return CandidateChoice(min(as_good, key=lambda one: octaves(one.value, kept[one.knob]), default=best))
 
     def _cost_steps(self, candidate: Candidate, trial_steps: int) -> float:
         forecast = candidate.forecast
@@ -138,22 +142,21 @@ class CandidateSelection:
             loss = expected_loss(forecast.gain_ratio, forecast.spread_ratio)
         return 2 * SWITCH_STEPS + trial_steps * loss
 
-    def _is_worth(
+    def _net_steps(
         self, candidate: Candidate, pair_noise: float, window_steps: int, trial_steps: int, steps: int
-    ) -> bool:
-        forecast, horizon = candidate.forecast, horizon_steps(steps)
+    ) -> float | None:
+        """Return what a trial should bring over its cost, in steps' worth of time; None if it is not worth one.
+
+        Without a forecast a trial is always worth its cost, and the prior says which comes first.
+        """
+        forecast, horizon, dead_band = candidate.forecast, horizon_steps(steps), self._config.dead_band
+        cost_steps = self._cost_steps(candidate, trial_steps)
         if forecast is None or forecast.is_floor:
-            return True
+            gain = candidate.rank_gain
+            return expected_gain(gain, abs(gain) / 2, dead_band) * horizon - cost_steps
         pairs = proof_pairs(forecast.gain_ratio + forecast.spread_ratio, pair_noise)
-        if pair_steps(window_steps) * pairs > horizon:
-            return False
-        return is_worth_a_trial(
-            forecast.gain_ratio,
-            forecast.spread_ratio,
-            dead_band=self._config.dead_band,
-            cost_steps=self._cost_steps(candidate, trial_steps),
-            horizon=horizon,
-        )
+        net_steps = expected_gain(forecast.gain_ratio, forecast.spread_ratio, dead_band) * horizon - cost_steps
+        return net_steps if net_steps > 0 and pair_steps(window_steps) * pairs <= horizon else None
 
     def pairs_max(self, steps: int, window_steps: int) -> int:
         """Return the most pairs of a trial that begins after `steps` steps: half of those that may still come."""
@@ -229,5 +232,5 @@ class CandidateSelection:
 
 
 def _is_clear(found: Sequence[Candidate], dead_band: float) -> bool:
-    first = found[0].forecast if found else None
-    return first is not None and not first.is_floor and first.sure_ratio > dead_band
+    known = (candidate.forecast for candidate in found)
+    return any(one is not None and not one.is_floor and one.sure_ratio > dead_band for one in known)

@@ -7,11 +7,10 @@ nor worse, because a pure climb sticks on plateaus.  It also goes one value beyo
 edge of a plateau.  Losers are not tried again until conditions change; what looked better without proof is tried once
 more after a while.
 
-A climb of five octaves takes five trials, each at a worse setting than the best.  So there are *leaps*: if the model's
-forecast less one standard error is a gain beyond the dead band, the search goes to its best value at once, however far.
-If only the forecast itself is a gain, it goes at most to four times or a quarter of the present value.
+A climb of five octaves takes five trials, each at a worse setting than the best.  So every value that the model expects
+to gain is a candidate as well, however far: a *leap*.  `candidate_selection` weighs its uncertainty.
 
-Candidates are ordered by expected gain.  Without a forecast, a prior from what such changes gained elsewhere counts,
+Candidates are listed by expected gain.  Without a forecast, a prior from what such changes gained elsewhere counts,
 adjusted by the state of the node (`node_prior`, `memory_shortage`); the node never decides what is kept:
 
     link full          what saves bytes or hides them goes first: buckets and compression
@@ -43,6 +42,7 @@ __all__ = [
     "memory_shortage",
     "neighbour",
     "node_prior",
+    "octaves",
 ]
 
 EXPOSED_RATIO_MIN = 0.03
@@ -67,13 +67,7 @@ ZERO = 0.5
 """Stands for a value of 0 in ratios."""
 
 LEAP_OCTAVES = 2.0
-"""Longest leap on an uncertain forecast, in doublings: far-away small buckets cost threefold."""
-
-TIE_RATIO = 0.001
-"""Gains that differ by less count as equal, and the nearest value wins."""
-
-LEAP_SHARE = 0.9
-"""Leap to the nearest value within reach that is expected to gain this share of the best."""
+"""How far beyond the present value, in doublings, a leap that tied is followed by one more value."""
 
 HOPELESS_SPREADS = 1.5
 """A forecast that is negative by this many standard errors rules a candidate out without a trial."""
@@ -231,7 +225,7 @@ class GeometricSearch:
             (2.0, [v for v in domain if v > value]),
             (0.5, [v for v in reversed(domain) if v < value]),
         ):
-            reach = list(takewhile(lambda v: v not in closed and _octaves(v, value) <= LEAP_OCTAVES, side))
+            reach = list(takewhile(lambda v: v not in closed and octaves(v, value) <= LEAP_OCTAVES, side))
             farthest = next((v for v in reversed(reach) if v in level), None)
             further = None if farthest is None else neighbour(domain, farthest, factor)
             if further is not None and further not in closed | level:
@@ -257,28 +251,12 @@ class GeometricSearch:
                         forecasts[value] = forecast
         return forecasts
 
-    def _leap(self, knob: str, here: int, forecasts: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
-        """Return the nearest value that the forecasts justify a leap to, or None."""
-        sure = {value: forecast for value, forecast in forecasts.items() if forecast.sure_ratio > dead_band}
-        if sure:
-            best = max(forecast.gain_ratio for forecast in sure.values())
-            enough = [value for value, forecast in sure.items() if forecast.gain_ratio >= best - TIE_RATIO]
-        else:
-            within = {v: forecast for v, forecast in forecasts.items() if _octaves(v, here) <= LEAP_OCTAVES}
-            best = max((forecast.gain_ratio for forecast in within.values()), default=0.0)
-            enough = [value for value, forecast in within.items() if forecast.gain_ratio >= LEAP_SHARE * best > 0]
-        if not enough:
-            return None
-        chosen = min(enough, key=lambda value: _octaves(value, here))
-        return Candidate(knob, chosen, forecasts[chosen], max(forecast.gain_ratio for forecast in forecasts.values()))
-
     def candidates(
         self,
         values: dict[str, int],
         expect: Expect,
         exposed_ratio: float | None,
         node: NodeView | None = None,
-        dead_band: float = 0.01,
     ) -> tuple[list[Candidate], list[str]]:
         """Return what is worth a trial, best first, and reasons for what was left out."""
         found: list[Candidate] = []
@@ -297,10 +275,8 @@ class GeometricSearch:
             forecasts = self._open_forecasts(knob, values, expect) if near else {}
             if full is not None:
                 forecasts = {value: forecast for value, forecast in forecasts.items() if value <= values[knob]}
-            leap = self._leap(knob, values[knob], forecasts, dead_band)
-            if leap is not None:
-                found.append(leap)
-            for value in (value for value in near if leap is None or value != leap.value):
+            leaps = [value for value, forecast in forecasts.items() if forecast.gain_ratio > 0 and value not in near]
+            for value in (*near, *leaps):
                 forecast = forecasts[value] if value in forecasts else expect(knob, values, value)
                 is_more = value > values[knob]
                 prior = PRIOR_GAIN.get((knob, 1 if is_more else -1), 0.0) + node_prior(knob, is_more=is_more, node=node)
@@ -321,7 +297,7 @@ class GeometricSearch:
         return found, left_out
 
 
-def _octaves(value: int, other: int) -> float:
+def octaves(value: int, other: int) -> float:
     """Return the distance between two values in doublings."""
     return abs(math.log2(max(value, ZERO) / max(other, ZERO)))
 

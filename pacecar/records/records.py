@@ -306,7 +306,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     """The controller wants `knob` at `to_value`.
 
     `expected_gain_ratio` is the forecast saving as a fraction of step time (0.1: steps take 10 % less time), and
-    `expected_gain_error` its standard error; None without a forecast, or without an error.  A "trial" is measured and then kept or taken back; "advise" turns nothing.
+    `expected_gain_error` its standard error; None without a forecast, or for a lower bound.  A "trial" is measured and
+    then kept or taken back; "advise" turns nothing.
     """
 
     job: Label

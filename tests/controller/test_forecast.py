@@ -1,4 +1,4 @@
-"""Expected gains and losses equal their integrals, and trials that cannot pay are refused."""
+"""Expected gains and losses equal their integrals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pacecar.controller.forecast.forecast import (
     expected_gain,
     expected_loss,
     horizon_steps,
-    is_worth_a_trial,
     proof_pairs,
 )
 
@@ -37,15 +36,6 @@ def test_what_is_certain_needs_no_integral() -> None:
 def test_neither_expectation_is_negative(gain: float, spread: float, threshold: float) -> None:
     assert expected_gain(gain, spread, threshold) >= -1e-12
     assert expected_loss(gain, spread) >= -1e-12
-
-
-def test_a_small_gain_pays_in_a_long_job_only() -> None:
-    def worth(horizon: int) -> bool:
-        return is_worth_a_trial(0.002, 0.006, dead_band=0.01, cost_steps=1.2, horizon=horizon)
-
-    assert not worth(250)
-    assert worth(10_000)
-    assert is_worth_a_trial(0.2, 0.1, dead_band=0.01, cost_steps=1.5, horizon=250)
 
 
 def test_the_job_is_taken_to_go_on_as_long_as_it_has() -> None:

@@ -21,7 +21,11 @@ def test_records_of_a_whole_tuner_belong_together_and_repeat(seed: int, has_orde
     trials = [record for record in job.records if isinstance(record, Decision)]
     assert trials, "something was tried"
     assert Counter(trial.decision for trial in trials).most_common(1)[0][1] == 1
-    verdicts = Counter(record.decision for record in job.records if isinstance(record, Verdict))
+    verdicts = Counter(
+        record.decision
+        for record in job.records
+        if isinstance(record, Verdict) and not record.reason.startswith("taken back")  # a kept compression, by a guard
+    )
     assert {trial.decision: 1 for trial in trials} == dict(verdicts), "one verdict a trial"
     kept = {r.decision for r in job.records if isinstance(r, Verdict) and r.outcome == "kept"}
     last = [record for record in job.records if isinstance(record, KnobSwitch)][-1]
