@@ -165,7 +165,10 @@ def time_step(raw: RawStep, stops: Sequence[Stretch] = (), *, elements: int | No
     overhead_ns = raw.overhead_ns
     if stops:
         added[STOPPED] = stopped_within(stops, raw.start_ns, raw.end_ns)
-        overhead_ns -= sum(stopped_within(stops, start, end) for phase, start, end in raw.events if phase == "overhead")
+        ours = [(start, end) for phase, start, end in raw.events if phase == "overhead"]
+        # Run delay that `preemption` has left out already may be called a stop as well.
+        left_out_ns = max(0, sum(end - start for start, end in ours) - overhead_ns)
+        overhead_ns -= max(0, sum(stopped_within(stops, start, end) for start, end in ours) - left_out_ns)
     return TimedStep(
         start_ns=raw.start_ns,
         end_ns=raw.end_ns,

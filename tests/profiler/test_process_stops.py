@@ -185,6 +185,12 @@ def test_a_stop_is_taken_out_of_the_phase_in_which_it_was() -> None:
     assert phase_of(step, 790, 890) == "outside"
 
 
+def test_run_delay_that_was_left_out_already_is_not_taken_out_again_as_a_stop() -> None:
+    step = raw(("forward", 0, 100), ("overhead", 100, 900), overhead=300)
+    assert time_step(step, [(200, 700)]).overhead_ns == 300, "500 of 800 were run delay, and are the stop"
+    assert time_step(step, [(100, 750)]).overhead_ns == 150
+
+
 def test_a_stop_across_phases_and_outside_the_step_counts_where_it_was() -> None:
     step = raw(("forward", 100, 500), ("backward", 500, 800))
     timed = time_step(step, [(-50, 50), (400, 600), (990, 2000)])
