@@ -1,7 +1,7 @@
 """Measures whom cross-rank windows name in simulated CUDA jobs in which a rank gets slow while they run.
 
 All of it is shipped code but the processes and sockets: the device's timers, rows and messages feed the detector and
-the trigger; six steps of the same run become the ranks' traces; these are condensed, encoded, decoded and judged; the
+the trigger; some steps of the same run become the ranks' traces; these are condensed, encoded, decoded and judged; the
 verdict is applied to what the detector says.  A fault counts if it makes the job's steps at least 15 % longer.  It is
 right if in the end only its rank is named, with its cause, and no other rank ever was.  Healthy runs, half of them with
 uneven lengths, are judged whether or not a window was due.
@@ -75,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--runs", type=int, default=1, help="of each case")
     parser.add_argument("--healthy", type=int, default=2, help="runs of each layout without a fault")
+    parser.add_argument("--steps", type=int, default=WINDOW_STEPS, help="of a window, where the budget allows no more")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(words)
     begun, every = time.process_time(), list[Outcome]()
@@ -82,33 +83,33 @@ def main(words: Sequence[str] | None = None) -> None:
         for name in args.layouts:
             layout = layouts(ranks)[name]
             for case in args.cases:
-                some = [faulty(layout, case, seed) for seed in range(args.seed, args.seed + args.runs)]
+                some = [faulty(layout, case, seed, args.steps) for seed in range(args.seed, args.seed + args.runs)]
                 every += some
                 _say(f"{ranks} ranks, {name}, {case}: {_words(some)}")
             if args.healthy:
-                found = [healthy(layout, seed) for seed in range(args.seed, args.seed + args.healthy)]
+                found = [healthy(layout, seed, args.steps) for seed in range(args.seed, args.seed + args.healthy)]
                 _say(f"{ranks} ranks, {name}, healthy: {_words(found)}")
     counted = [one for one in every if one.word != "of no consequence"]
     right = sum(one.word == "right" for one in counted)
     _say(f"right in {right} of {len(counted)}; {time.process_time() - begun:.0f} s of the processor")
 
 
-def faulty(layout: Layout, name: str, seed: int) -> Outcome:
+def faulty(layout: Layout, name: str, seed: int, steps: int) -> Outcome:
     """Return how the fault was told."""
     kind, size, cause = CASES[name]
     rank = (7 * seed + 2) % layout.ranks
     run = simulate(_job(layout, seed, Fault(kind, (rank,), size, tuple(range(ONSET, STEPS + 1)))))
-    return followed(run, {(rank, cause)})
+    return followed(run, {(rank, cause)}, steps)
 
 
-def healthy(layout: Layout, seed: int) -> Outcome:
+def healthy(layout: Layout, seed: int, steps: int) -> Outcome:
     """Return whom a window names in a run without a fault."""
     faults = (Fault(FaultKind.IMBALANCE, tuple(range(layout.ranks)), 0.2),) if seed % 2 else ()
-    return followed(simulate(_job(layout, 1000 + seed, *faults)), set(), always=True)
+    return followed(simulate(_job(layout, 1000 + seed, *faults)), set(), steps, always=True)
 
 
-def followed(run: Run, truth: set[tuple[int, Cause]], *, always: bool = False) -> Outcome:
-    """Play a run through detector, trigger and window; `always`: take a window in any case."""
+def followed(run: Run, truth: set[tuple[int, Cause]], steps: int, *, always: bool = False) -> Outcome:
+    """Play a run through detector, trigger and a window of `steps`; `always`: take a window in any case."""
     reports: list[Straggler] = []
     names = NamedRanks("j", reports.append, SystemClock(), on_device=True)
     detector, trigger = StragglerDetector("j", run.job.layout.ranks), WindowTrigger()
@@ -117,9 +118,9 @@ def followed(run: Run, truth: set[tuple[int, Cause]], *, always: bool = False) -
     for rows in ranges_of(run):
         first, last = rows[0].first_step, rows[0].last_step
         walls[first >= ONSET].append(rows[0].wall_ns or 0)
-        if judged_step is None and due_step is not None and due_step + WINDOW_STEPS <= last:
-            parts = [encode_trace(prepared(trace, [])) for trace in recorded(run, due_step).traces()]
-            part_bytes, judged_step = max(map(len, parts)), due_step + WINDOW_STEPS
+        if judged_step is None and due_step is not None and due_step + steps <= last:
+            parts = [encode_trace(prepared(trace, [])) for trace in recorded(run, due_step, steps).traces()]
+            part_bytes, judged_step = max(map(len, parts)), due_step + steps
             verdict = judge([decode_trace(part, str(rank)) for rank, part in enumerate(parts)])
             trigger.done(0, last, has_changed=names.judged(verdict, due_step))
         if names.detected(detector.judge(rows, 0)):
@@ -128,7 +129,7 @@ def followed(run: Run, truth: set[tuple[int, Cause]], *, always: bool = False) -
         if trigger.is_over:
             names.recovered(last)
         is_forced = always and first >= ONSET
-        if due_step is None and (trigger.is_due(0) or is_forced) and last + AHEAD_STEPS + WINDOW_STEPS < STEPS:
+        if due_step is None and (trigger.is_due(0) or is_forced) and last + AHEAD_STEPS + steps < STEPS:
             due_step = last + AHEAD_STEPS
             trigger.ordered()
             names.ordered()
@@ -146,9 +147,9 @@ def followed(run: Run, truth: set[tuple[int, Cause]], *, always: bool = False) -
     return Outcome(word if judged_step is not None else f"{word}, no window", None, part_bytes)
 
 
-def recorded(run: Run, first: int) -> Run:
-    """Return the run as it is recorded from step `first` on, for the steps of a window."""
-    job = replace(run.job, steps_before=first, steps=WINDOW_STEPS)
+def recorded(run: Run, first: int, steps: int) -> Run:
+    """Return the run as it is recorded from step `first` on, for `steps` steps."""
+    job = replace(run.job, steps_before=first, steps=steps)
     times = [
         type(times)(*(column[: job.all_steps * len(run.program(rank))] for column in times))
         for rank, times in enumerate(run.times)

@@ -73,9 +73,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank asks another.
 
     Its account, or only its `counters`, to look into a hang (`summon`), what it knows of the processes of `ranks` on
-    its host, or nothing (`greeting`), which shows that it can be reached.  Or whether it can record `steps` steps for a
-    cross-rank window (`window_offer`), to record them from `first_step` on (`window_order`), and what it recorded
-    (`window_part`).
+    its host, or nothing (`greeting`), which shows that it can be reached.  Or how many of `steps` steps it can record
+    for a cross-rank window, whose rows are to be counted after step `first_step` (`window_offer`), to record them from
+    `first_step` on (`window_order`), and what it recorded (`window_part`).
     """
 
     token: Annotated[str, Meta(max_length=64)]
@@ -103,10 +103,14 @@ class ProcessStates(msgspec.Struct, frozen=True, tag="processes"):
 
 
 class WindowState(msgspec.Struct, frozen=True, tag="window"):
-    """How far a rank at `step` is with a cross-rank window, or why it has none; `part` is its condensed trace."""
+    """How far a rank at `step` is with a cross-rank window, or why it has none; `part` is its condensed trace.
+
+    `steps`: how many it can record now; 0: it has yet to count their rows.
+    """
 
     step: Count
     refusal: Annotated[str, Meta(max_length=500)] | None = None
+    steps: Count = 0
     part: Annotated[bytes, Meta(max_length=FRAME_BYTES_MAX)] | None = None
 
 

@@ -346,6 +346,13 @@ class Hook:
         self._window_schedule.request(self._boundary.step, on_credit=not self._calibrations.knows(self.knobs))
         self._boundary.full_boundary_step = self._window_schedule.next_look(self._boundary.step)
 
+    def watch_phases(self, listener: Callable[[str], None] | None) -> None:
+        """Call `listener`, which must not raise, with each phase that the training thread enters; None: no longer.
+
+        Only while no window can open.
+        """
+        self._phases.tell_phases(listener)
+
     # --- inside ---------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

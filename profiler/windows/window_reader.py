@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,10 @@ class WindowReader:
         self._observed_from_ns: int | None = None
         self.row_count: int | None = None
         """The number of rows of the last closed window; None if it was cut off."""
+        self.ended_ns = 0
+        """When that window ended, monotonic; 0: there was none."""
+        self.ending_row_ns = 0
+        """The processor time that ending it took by row."""
         self._is_held = is_held
 
     @property
@@ -248,8 +253,10 @@ class WindowReader:
             self._warm_step = None if stops else step
             self._is_behind = has_begun is False
             return None
+        begun_ns = time.thread_time_ns()
         found, names_threads = self._profiler.close()
-        self.row_count = len(found)
+        self.row_count, self.ended_ns = len(found), self._clock.monotonic_ns()
+        self.ending_row_ns = (time.thread_time_ns() - begun_ns) // max(1, len(found))
         try:
             return self._read(step, found, stops, names_threads=names_threads)
         except BaseException:

@@ -203,7 +203,7 @@ WRITERS = {
     "profiler/hook/commands/trace_file.py",  # makes the folder for torch, by descriptor
     "commands/demo/runfolder.py",  # a new folder, and the link `latest`
     "commands/demo/processes.py",  # a file that says stop, and mkdtemp, in new folders of mode 0700
-    "profiler/ranks/cross_rank/cross_rank_window.py",  # in mkdtemp's new folders of mode 0700
+    "profiler/ranks/cross_rank/cross_rank_window.py", "profiler/ranks/cross_rank/temporary_folder.py",  # as above
     "analysis/reading/rank_window.py",  # the kernel's file of its own process
     "commands/doctor/reference.py", "dashboards/__main__.py",  # for the developer, in a checkout
 }  # fmt: skip

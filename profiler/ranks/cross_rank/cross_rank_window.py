@@ -1,13 +1,16 @@
 """Has all ranks record the same steps when one seems late, and asks the model of `pacecar analyze` which it is.
 
     rank 0, monitor thread      suspicion -> offer to all -> order for a step ahead -> parts -> verdict -> `Straggler`
-    every rank, training        records the steps (`step_recording`)
+    every rank, training        counts the rows of a step, records the steps (`step_recording`)
     every rank, other process   condenses the trace to some KB (`analysis.reading.rank_window`), at a low priority
     rank 0, other process       judges all parts
 
-Ranks are asked over the sockets that hangs are asked about (`account_road`), so no step waits for a message.  A window
-is ordered only if all ranks answer that their overhead budget allows its predicted price; else one line of the log says
-why not, and windows of one rank wait for a while so that it soon does.  What recording costs is charged to the budget.
+Ranks are asked over the sockets that hangs are asked about (`account_road`), so no step waits for a message.
+
+A rank that has got slow may write many more rows than before.  So each counts those of a step after the suspicion, in
+an exact window of its own, whose price is bounded (`window_schedule`).  All record as many steps as the overhead budget
+of each allows at the price of these rows; if that is too few, one line of the log says so, and windows of one rank wait
+for a while so that it soon allows more.  What recording costs is charged to the budget.
 So is what the other processes may have taken from the job: their processor time, but at most TAKEN_RATIO of the time
 that they took, and no more than they themselves waited for processors.
 
@@ -19,11 +22,9 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import shutil
 import socket
 import subprocess  # noqa: TID251  a process of its own, so that nothing is analyzed under the job's GIL
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,13 +41,21 @@ from pacecar.records import JobHello, Straggler
 from ..exchange.phase_sums_message import RankRange
 from ..exchange.totals import LedgerTotals
 from .named_ranks import NamedRanks
-from .step_recording import ROW_NS, RecordedHook, StepRecorder
+from .row_watch import SLOWED_ROW_NS
+from .step_recording import PRICE_NS_MAX, STEPS_MIN, RecordedHook, StepRecorder, allowed_price_ns
+from .temporary_folder import TemporaryFolder, remove_abandoned
 from .window_trigger import WindowTrigger
 
 __all__ = ["WINDOW_STEPS", "CrossRankWindow", "WindowRank"]
 
 WINDOW_STEPS = 6
-"""Steps of a window: enough for the verdict's test with two ranks."""
+"""Steps of a window, fewer where the budget does not allow so many."""
+
+ROW_NS = 9_000
+"""The least cost of a row (torch 2.13, CPU, 28 000 rows): 1.8 us in the step, 4.8 to end the session, 2.4 to write."""
+
+CLOSING_RATIO = 1.8
+"""What ending a recording takes, which is written, relative to ending a window: 11.0 us a row instead of 6.2."""
 
 OPEN_NS = 2_000_000
 """The cost of a recording without rows."""
@@ -66,6 +75,13 @@ POLL_SECONDS = 1.0
 PROCESS_SECONDS_MAX = 120.0
 WINDOW_SECONDS_MAX = 300.0
 """The longest that a process of ours, and a window from its order on, may take."""
+
+COUNT_POLL_SECONDS = 2.0
+COUNT_SECONDS_MAX = 20.0
+"""How often ranks are asked whether they have counted the rows of a step, and for how long before the next try."""
+
+COUNTED_SECONDS_MAX = 120.0
+"""How long a count is good."""
 
 SAVING_SECONDS = 40.0
 """How long after an offer that its budget forbids a rank takes no windows of its own: until after the next one."""
@@ -139,12 +155,15 @@ class WindowRank:
         self._hook = hook
         self._clock = clock
         self.on_device = on_device
-        self.recorder = StepRecorder(hook, hook.budget.charge, on_device=on_device)
+        self.recorder = StepRecorder(hook, hook.budget.charge, self._rows_price_ns, on_device=on_device)
         """For the training thread."""
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._process: _Process | None = None
         self._begun_ns = self._saves_until_ns = 0
+        self._has_ticked = False
+        self._counted_from: tuple[int, int] | None = None
         self._beside_ns: int | None = None
+        self._fixed_ns = self._predicted_ns = 0
         self._part: bytes | None = None
         self._refusal: str | None = None
 
@@ -153,13 +172,21 @@ class WindowRank:
         self._beside_ns = cost_ns + (self._beside_ns or 0)
         self._hook.budget.charge(cost_ns)
 
-    def _price_ns(self, rows: int) -> int:
-        """Return the predicted price of a window of so many rows."""
+    def _rows_price_ns(self, rows: int) -> int:
+        """Return the price of a window of so many rows, at what a row of the last window cost to end."""
+        row_ns = max(ROW_NS, round(CLOSING_RATIO * self._hook.windows.ending_row_ns) + SLOWED_ROW_NS)
+        return OPEN_NS + row_ns * rows + self._fixed_ns
+
+    def _price_ns(self, step_rows: int, steps: int) -> int:
+        """Return the price of a window of so many steps, with a margin."""
+        return round(PRICE_MARGIN * self._rows_price_ns(step_rows * (steps + self.recorder.steps_around)))
+
+    def _set_fixed_price(self) -> None:
         beside_ns = self._beside_ns
         if beside_ns is None:
             is_crowded = os.getloadavg()[0] + 1 > len(os.sched_getaffinity(0))
             beside_ns = BESIDE_NS * (1 if self._hello.rank else 3) * is_crowded
-        return OPEN_NS + round(PRICE_MARGIN * (ROW_NS * rows + beside_ns))
+        self._fixed_ns = beside_ns
 
     @property
     def usual_step_ns(self) -> int | None:
@@ -173,43 +200,68 @@ class WindowRank:
         step = self._hook.step
         match question.what:
             case "window_offer":
-                return WindowState(step, self._why_not(question.steps))
+                return self._offer(step, question)
             case "window_order":
-                why = self._why_not(question.steps)
-                return WindowState(step, why or self._begin(question))
+                return WindowState(step, self._why_not() or self._begin(question))
             case _:
-                return WindowState(step, self._refusal, self._part)
+                return WindowState(step, self._refusal, part=self._part)
 
-    def _why_not(self, steps: int) -> str | None:
-        rows = self._hook.windows.row_count
-        if self._folder is not None or self.recorder.is_pending:
+    def _why_not(self) -> str | None:
+        if self._folder is not None or self.recorder.is_ordered:
             return "a window is under way already"
-        if not self._hook.windows.is_installed:
-            return "windows are not possible here"
-        if rows is None:
-            return "no window was taken yet, so the price is unknown"
-        price_ns = self._price_ns(rows * steps)
-        headroom_ns = self._hook.budget.headroom_ns(wall_ns=0, cost_ns=0)
-        if headroom_ns is not None and price_ns > headroom_ns:
-            self._saves_until_ns = self._clock.monotonic_ns() + round(SAVING_SECONDS * NS_PER_SECOND)
-            return f"{price_ns / NS_PER_SECOND:.2f} s are more than overhead_budget allows now"
+        return None if self._hook.windows.is_installed else "windows are not possible here"
+
+    def _offer(self, step: int, question: Question) -> WindowState:
+        """Say how many steps can be recorded, once the rows of a step after the suspicion are counted."""
+        why, now_ns = self._why_not(), self._clock.monotonic_ns()
+        if why is not None:
+            return WindowState(step, why)
+        if self._counted_from is None or self._counted_from[0] != question.first_step:
+            self._counted_from, self._saves_until_ns = (question.first_step, now_ns), 0
+            self.recorder.count()
+        if self._step_rows is None or self._hook.windows.ended_ns < self._counted_from[1]:
+            return WindowState(step)
+        self._set_fixed_price()
+        allowed_ns = allowed_price_ns(self._hook.budget.headroom_ns(wall_ns=0, cost_ns=0))
+        steps = question.steps
+        while steps and self._price_ns(self._step_rows, steps) > allowed_ns:
+            steps -= 1
+        if steps < STEPS_MIN:
+            price_ns = self._price_ns(self._step_rows, STEPS_MIN)
+            words = "a recording may cost"
+            if price_ns <= PRICE_NS_MAX:
+                words = "overhead_budget allows now"
+                self._saves_until_ns = now_ns + round(SAVING_SECONDS * NS_PER_SECOND)
+            return WindowState(step, f"{price_ns / NS_PER_SECOND:.2f} s are more than {words}")
         self._saves_until_ns = 0
-        return None
+        return WindowState(step, steps=steps)
+
+    @property
+    def _step_rows(self) -> int | None:
+        """The rows of a step, as the last window counted them; on a device a window has two steps."""
+        rows = self._hook.windows.row_count
+        return None if rows is None else -(-rows // (1 + self.on_device))
 
     @property
     def is_saving(self) -> bool:
-        """Whether windows of this rank alone have to wait, so that the budget soon allows one of all ranks."""
+        """Whether windows of this rank alone have to wait, so that the budget allows one of all ranks."""
+        if self.recorder.is_awaited:
+            return True
         return self._saves_until_ns > 0 and self._clock.monotonic_ns() < self._saves_until_ns
 
     def _begin(self, order: Question) -> str | None:
         """Have the training thread record, at once: the monitor thread may sleep for longer than the order is ahead."""
+        step_rows = self._step_rows
+        if step_rows is None:
+            return "the rows of a step are not known"
         try:
-            folder = Path(tempfile.mkdtemp(prefix="pacecar-window-"))
+            folder = TemporaryFolder()
         except OSError as error:
             return str(error)[:STDERR_BYTES_MAX]
         self._part = self._refusal = self._beside_ns = None
         self._begun_ns = self._clock.monotonic_ns()
-        self.recorder.order(order.first_step, order.steps, str(folder / "trace.json"))
+        self._predicted_ns = self._price_ns(step_rows, order.steps)
+        self.recorder.order(order.first_step, order.steps, str(folder.path / "trace.json"), step_rows)
         self._folder = folder
         return None
 
@@ -223,6 +275,9 @@ class WindowRank:
             self._refuse(str(error))
 
     def _go_on(self) -> None:
+        if not self._has_ticked:
+            self._has_ticked = True
+            remove_abandoned()
         if self._folder is None:
             return
         recorded = self.recorder.result
@@ -231,11 +286,12 @@ class WindowRank:
                 self._refuse(recorded.refusal)
                 return
             rank, world = str(self._hello.rank), str(self._hello.world_size)
-            out, timed = self._folder / "part", self._folder / "timed.json"
+            folder = self._folder.path
+            out, timed = folder / "part", folder / "timed.json"
             offset_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
             stretches = [TimedStretch(name, start + offset_ns, end + offset_ns) for name, start, end in recorded.timed]
             timed.write_bytes(msgspec.json.encode(stretches))
-            trace = str(self._folder / "trace.json")
+            trace = str(folder / "trace.json")
             self._process = _Process(
                 ["condense", trace, str(timed), str(out), rank, world, socket.gethostname()], out, self.charge
             )
@@ -243,7 +299,11 @@ class WindowRank:
         found = None if self._process is None else self._process.poll()
         if isinstance(found, bytes):
             self._part = found
-            _log.debug("recorded %s: %d bytes", recorded, len(found))
+            paid_ns = (0 if recorded is None else recorded.cost_ns) + (self._beside_ns or 0)
+            _log.debug(
+                "recorded %s: %d bytes; predicted %.3f s, paid %.3f s", recorded, len(found),
+                self._predicted_ns / NS_PER_SECOND, paid_ns / NS_PER_SECOND,
+            )  # fmt: skip
             self._clean()
         elif found is not None:
             self._refuse(found)
@@ -264,7 +324,7 @@ class WindowRank:
         if process is not None:
             process.close()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
 
 
 class CrossRankWindow:
@@ -285,9 +345,11 @@ class CrossRankWindow:
         self._trigger = WindowTrigger()
         self._names = NamedRanks(hello.job, report, clock, on_device=own.on_device)
         self._missing: set[int] = set()
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._judging: _Process | None = None
         self._ordered_ns = self._next_ns = 0
+        self._count_from: tuple[int, int] | None = None
+        self._counts_until_ns: int | None = None
         self._first_step = 0
         self._has_said_no = False
         self.part_bytes: dict[int, int] = {}
@@ -334,9 +396,22 @@ class CrossRankWindow:
 
     def _order(self, road: Road, now_ns: int, is_closing: Callable[[], bool]) -> None:
         everyone = range(self._hello.world_size)
-        offer = Question(token=road.token, what="window_offer", steps=WINDOW_STEPS)
+        if self._count_from is None or now_ns - self._count_from[1] > COUNTED_SECONDS_MAX * NS_PER_SECOND:
+            self._count_from = (self._step(), now_ns)
+        offer = Question(
+            token=road.token, what="window_offer", first_step=self._count_from[0], steps=WINDOW_STEPS
+        )  # fmt: skip
         answers = self._ask(road, everyone, offer, is_closing)
-        if (why := _first_refusal(answers)) is not None:
+        why, steps = _first_refusal(answers), min(_steps(answer) for answer in answers.values())
+        if why is None and not steps:
+            if self._counts_until_ns is None:
+                self._counts_until_ns = now_ns + round(COUNT_SECONDS_MAX * NS_PER_SECOND)
+            if now_ns < self._counts_until_ns:
+                self._next_ns = now_ns + round(COUNT_POLL_SECONDS * NS_PER_SECOND)
+                return
+            why = "overhead_budget does not allow yet to count the rows of a step"
+        self._counts_until_ns = None
+        if why is not None:
             self._say_no(why)
             self._trigger.put_off(now_ns)
             return
@@ -344,9 +419,9 @@ class CrossRankWindow:
         median_ns = self._own.usual_step_ns
         ahead = AHEAD_STEPS if median_ns is None else max(AHEAD_STEPS, round(AHEAD_SECONDS * NS_PER_SECOND / median_ns))
         self._first_step = step + ahead
-        order = Question(token=road.token, what="window_order", first_step=self._first_step, steps=WINDOW_STEPS)
+        order = Question(token=road.token, what="window_order", first_step=self._first_step, steps=steps)
         answers = self._ask(road, everyone, order, is_closing)
-        self._folder = Path(tempfile.mkdtemp(prefix="pacecar-verdict-"))
+        self._folder, self._count_from = TemporaryFolder(), None
         self._missing, self._ordered_ns = set(everyone), self._clock.monotonic_ns()
         self._next_ns = self._ordered_ns + round(POLL_SECONDS * NS_PER_SECOND)
         self.part_bytes = {}
@@ -355,14 +430,14 @@ class CrossRankWindow:
         _log.info(
             "pacecar: all ranks record steps %d to %d to see which is late",
             self._first_step,
-            self._first_step + WINDOW_STEPS - 1,
+            self._first_step + steps - 1,
         )
         if (why := _first_refusal(answers)) is not None:
             self._give_up(why)
 
     def _go_on(self, road: Road, now_ns: int, is_closing: Callable[[], bool]) -> None:
-        folder = self._folder
-        assert folder is not None, "a window is under way"
+        assert self._folder is not None, "a window is under way"
+        folder = self._folder.path
         if now_ns - self._ordered_ns > WINDOW_SECONDS_MAX * NS_PER_SECOND:
             self._give_up(f"{len(self._missing)} ranks have not sent their part")
             return
@@ -429,7 +504,11 @@ class CrossRankWindow:
         if judging is not None:
             judging.close()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
+
+
+def _steps(answer: WindowState | Silence) -> int:
+    return answer.steps if isinstance(answer, WindowState) else 0
 
 
 def _first_refusal(answers: dict[int, WindowState | Silence]) -> str | None:

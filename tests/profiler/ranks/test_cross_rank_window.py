@@ -20,12 +20,22 @@ from pacecar.process_state import ProcessIdentity
 from pacecar.profiler.hangs.account_road import AccountListener, Door, Heard, Question, Road, WindowState
 from pacecar.profiler.ranks.cross_rank import cross_rank_window
 from pacecar.profiler.ranks.cross_rank.cross_rank_window import (
+    COUNT_POLL_SECONDS,
+    COUNT_SECONDS_MAX,
+    COUNTED_SECONDS_MAX,
+    OPEN_NS,
+    PRICE_MARGIN,
+    ROW_NS,
     WINDOW_SECONDS_MAX,
     WINDOW_STEPS,
     CrossRankWindow,
     WindowRank,
 )
+from pacecar.profiler.ranks.cross_rank.row_watch import RowWatch
+from pacecar.profiler.ranks.cross_rank.step_recording import PRICE_NS_MAX, STEPS_MIN
+from pacecar.profiler.ranks.cross_rank.window_trigger import RETRY_SECONDS
 from pacecar.profiler.timing.overhead_budget import OverheadBudget
+from pacecar.profiler.timing.preemption import Preemption
 from pacecar.records import Cause, JobHello, Straggler
 from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
@@ -37,6 +47,7 @@ pytestmark = pytest.mark.slow
 
 SECOND = 10**9
 STEP = 100
+ROWS = 1000
 RUN = simulate(Job(Layout(data=2), is_cpu=True, seed=4, faults=(Fault(FaultKind.SLOW_COMPUTE, (1,), 0.5),)))
 PARTS = [encode_trace(prepared(trace, [])) for trace in RUN.traces()]
 
@@ -68,7 +79,7 @@ class Rank:
         self.charged: list[int] = []
         self.charge = self.charged.append
         self.says: dict[str, Any] = {
-            "window_offer": WindowState(STEP), "window_order": WindowState(STEP),
+            "window_offer": WindowState(STEP, steps=WINDOW_STEPS), "window_order": WindowState(STEP),
             "window_part": WindowState(STEP, part=PARTS[rank]),
         }  # fmt: skip
 
@@ -90,7 +101,8 @@ class Job2:
         self.road = Road("token", (door, door))
         self.records: list[Straggler] = []
         own: Any = self.own
-        self.window = CrossRankWindow(hello_of(0), own, self.records.append, self.clock, lambda: STEP)
+        self.step = STEP
+        self.window = CrossRankWindow(hello_of(0), own, self.records.append, self.clock, lambda: self.step)
 
     def suspect(self) -> None:
         self.window.detected([
@@ -153,6 +165,41 @@ def test_without_an_offer_of_every_rank_nobody_records(job: Job2, caplog: Any, a
         job.tick()
     assert job.questions() == ["window_offer"], "it is not asked again at once"
     assert words in caplog.text
+
+
+def test_the_rank_that_can_record_fewest_steps_decides(job: Job2) -> None:
+    job.peer.says["window_offer"] = WindowState(STEP, steps=4)
+    job.suspect()
+    job.tick()
+    assert [(one.what, one.steps) for one in job.peer.asked] == [("window_offer", WINDOW_STEPS), ("window_order", 4)]
+    assert job.own.asked[1].steps == 4
+
+
+def test_ranks_that_count_rows_are_asked_again_soon_and_not_for_ever(job: Job2, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "pacecar")
+    job.peer.says["window_offer"] = WindowState(STEP)
+    job.suspect()
+    job.tick()
+    job.tick(COUNT_POLL_SECONDS)
+    assert job.questions() == ["window_offer"] * 2
+    assert {one.first_step for one in job.peer.asked} == {STEP}, "one count, after the suspicion"
+    job.tick(COUNT_SECONDS_MAX)
+    assert "does not allow yet to count the rows" in caplog.text
+    job.tick(COUNT_POLL_SECONDS)
+    assert len(job.peer.asked) == 3, "not before the next try"
+    job.peer.says["window_offer"] = WindowState(STEP, steps=WINDOW_STEPS)
+    job.tick(RETRY_SECONDS)
+    assert job.questions()[3:] == ["window_offer", "window_order"]
+
+
+def test_an_old_count_is_not_good_any_more(job: Job2) -> None:
+    job.peer.says["window_offer"] = WindowState(STEP, "0.31 s are more than overhead_budget allows now")
+    job.suspect()
+    job.tick()
+    job.step += 7
+    job.tick(RETRY_SECONDS)
+    job.tick(COUNTED_SECONDS_MAX)
+    assert [one.first_step for one in job.peer.asked] == [STEP, STEP, STEP + 7]
 
 
 def test_a_rank_that_is_gone_is_no_offer(job: Job2, caplog: Any) -> None:
@@ -227,35 +274,52 @@ def test_a_job_that_ends_while_it_is_judged_leaves_no_process(job: Job2, folders
 class Windows:
     """The hook's windows: a recording is the simulated trace of a rank."""
 
-    is_installed, is_settled, row_count = True, True, 100
+    is_installed, is_settled, row_count, ended_ns, ending_row_ns = True, True, ROWS, -1, 0
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
 
     def may_open(self) -> bool:
         return True
 
     def open_recording(self) -> None:
-        pass
+        self.did.append("open")
 
     def discard_recording(self) -> None:
-        pass
+        self.did.append("discard")
 
     def pause_recording(self) -> bool:
+        self.did.append("pause")
         return True
 
     def close_recording(self, path: str) -> int:
+        self.did.append("close")
         write_trace(Path(path), RUN.traces()[1], RUN.job.layout)
-        return 100
+        return ROWS * WINDOW_STEPS
 
 
 class Hook:
     """A hook at one step."""
 
     def __init__(self) -> None:
-        self.step, self.is_traced, self.windows = STEP, False, Windows()
+        self.step, self.is_traced, self.windows, self.preemption = STEP, False, Windows(), Preemption()
         self.budget = OverheadBudget(1.0, warmup_steps=3, interval_steps=50)
         self.is_awake = False
+        self.allowed_ns: int | None = None
+        self.requested = 0
+        self.entered: Callable[[str], None] | None = None
 
     def wake(self) -> None:
         self.is_awake = True
+
+    def request_window(self) -> None:
+        self.requested += 1
+
+    def headroom_ns(self) -> int | None:
+        return self.allowed_ns
+
+    def watch_phases(self, listener: Callable[[str], None] | None) -> None:
+        self.entered = listener
 
 
 @pytest.fixture
@@ -266,8 +330,16 @@ def rank(folders: Any) -> Iterator[tuple[WindowRank, Hook]]:
     rank.close()
 
 
-def ask(rank: WindowRank, what: str, first: int = STEP + 4) -> WindowState:
-    return rank.answer(Question(token="", what=what, first_step=first, steps=WINDOW_STEPS))  # type: ignore[arg-type]
+def ask(rank: WindowRank, what: str, first: int = STEP + 4, steps: int = WINDOW_STEPS) -> WindowState:
+    return rank.answer(Question(token="", what=what, first_step=first, steps=steps))  # type: ignore[arg-type]
+
+
+def counted(rank: WindowRank, hook: Hook, since: int = STEP) -> WindowState:
+    """The offer of a rank that has counted the rows of a step."""
+    assert ask(rank, "window_offer", since) == WindowState(STEP), "not yet"
+    rank.recorder.boundary()
+    hook.windows.ended_ns = rank._clock.monotonic_ns() + 1
+    return ask(rank, "window_offer", since)
 
 
 def record(rank: WindowRank, hook: Hook, steps: int = WINDOW_STEPS + 4) -> None:
@@ -276,15 +348,23 @@ def record(rank: WindowRank, hook: Hook, steps: int = WINDOW_STEPS + 4) -> None:
         rank.recorder.boundary()
 
 
+def refusal(rank: WindowRank) -> str:
+    rank.tick()
+    return str(ask(rank, "window_part").refusal)
+
+
 def test_a_rank_records_condenses_and_charges_what_was_ordered(rank: tuple[WindowRank, Hook]) -> None:
     window, hook = rank
-    assert ask(window, "window_offer") == WindowState(STEP)
+    assert counted(window, hook) == WindowState(STEP, steps=WINDOW_STEPS)
     assert ask(window, "window_order") == WindowState(STEP)
     assert hook.is_awake
+    assert window.is_saving, "another window would spend what this one needs"
     record(window, hook, 5)
     assert hook.is_traced
+    assert not window.is_saving
     record(window, hook, 5)
     assert not hook.is_traced
+    assert hook.entered is None
     assert hook.budget.cost_ns > 0
     until(lambda: (window.tick(), ask(window, "window_part").part)[1])
     part = ask(window, "window_part").part
@@ -292,6 +372,107 @@ def test_a_rank_records_condenses_and_charges_what_was_ordered(rank: tuple[Windo
     trace = decode_trace(part, "rank 1")
     assert (trace.rank, trace.world_size, len(trace.steps)) == (1, 2, RUN.job.steps)
     assert len(part) < 20 * 1024
+
+
+def test_rows_are_counted_once_after_each_suspicion(rank: tuple[WindowRank, Hook]) -> None:
+    window, hook = rank
+    hook.windows.ended_ns = window._clock.monotonic_ns() - 1  # a window before the suspicion
+    assert ask(window, "window_offer", STEP) == WindowState(STEP)
+    assert window.recorder.is_pending
+    record(window, hook, 2)
+    assert hook.requested == 1
+    assert ask(window, "window_offer", STEP) == WindowState(hook.step), "the budget has not allowed it yet"
+    hook.step = STEP
+    hook.windows.ended_ns = window._clock.monotonic_ns() + 1
+    assert ask(window, "window_offer", STEP).steps == WINDOW_STEPS
+    window._clock.advance(SECOND)  # type: ignore[attr-defined]
+    assert counted(window, hook, STEP + 9).steps == WINDOW_STEPS
+    assert hook.requested == 2
+
+
+@pytest.mark.parametrize(
+    ("windows_worth", "steps"), [(10.0, WINDOW_STEPS), (1.01, WINDOW_STEPS), (0.7, 4), (0.55, 3), (0.45, 0), (-1.0, 0)]
+)
+def test_fewer_steps_are_offered_where_the_budget_allows_no_more(
+    rank: tuple[WindowRank, Hook], monkeypatch: pytest.MonkeyPatch, windows_worth: float, steps: int
+) -> None:
+    window, hook = rank
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    price_ns = PRICE_MARGIN * (ROW_NS * ROWS * WINDOW_STEPS + OPEN_NS)
+    monkeypatch.setattr(hook.budget, "headroom_ns", lambda **_: round(windows_worth * price_ns))
+    offer = counted(window, hook)
+    assert offer.steps == steps
+    assert (offer.refusal is None) == bool(steps)
+    assert window.is_saving != bool(steps)
+
+
+def test_a_row_that_took_long_to_end_costs_more(rank: tuple[WindowRank, Hook], monkeypatch: pytest.MonkeyPatch) -> None:
+    window, hook = rank
+    price_ns = PRICE_MARGIN * (ROW_NS * ROWS * WINDOW_STEPS + OPEN_NS)
+    monkeypatch.setattr(hook.budget, "headroom_ns", lambda **_: round(1.2 * price_ns))
+    hook.windows.ending_row_ns = 2 * ROW_NS
+    assert counted(window, hook).refusal is not None
+
+
+@pytest.mark.parametrize("ratio", [0.01, 1.0])
+def test_a_window_has_a_highest_price_however_much_is_allowed(rank: tuple[WindowRank, Hook], ratio: float) -> None:
+    window, hook = rank
+    hook.budget = OverheadBudget(ratio, warmup_steps=3, interval_steps=50)
+    hook.budget.wall_ns = 10**6 * SECOND
+    hook.windows.row_count = round(0.7 * PRICE_NS_MAX / ROW_NS / WINDOW_STEPS)
+    assert counted(window, hook).steps == WINDOW_STEPS
+    hook.windows.row_count = round(PRICE_NS_MAX / ROW_NS / STEPS_MIN)
+    assert "more than a recording may cost" in str(ask(window, "window_offer", STEP).refusal)
+
+
+@pytest.mark.parametrize(("at", "recorded"), [(5, 5), (3, 3), (2, None)])
+def test_a_recording_ends_after_the_step_in_which_rows_become_too_many(
+    rank: tuple[WindowRank, Hook], monkeypatch: pytest.MonkeyPatch, at: int, recorded: int | None
+) -> None:
+    """Of a rank with fewer than STEPS_MIN steps by then everything is dropped."""
+    window, hook = rank
+    counted(window, hook)
+    hook.allowed_ns = window._rows_price_ns(2 * ROWS * WINDOW_STEPS)
+    ask(window, "window_order")
+    record(window, hook, 4)
+    monkeypatch.setattr(RowWatch, "rows", lambda _, steps: ROWS * steps * (10 if steps >= at else 1))
+    record(window, hook)
+    assert hook.windows.did[-1] == ("discard" if recorded is None else "close")
+    result = window.recorder.result
+    assert result is not None
+    assert result.steps == (recorded or 0)
+    assert (result.refusal is None) == (recorded is not None)
+    assert not hook.is_traced
+
+
+def test_nothing_more_is_recorded_of_a_step_that_turns_out_to_have_too_many_rows(
+    rank: tuple[WindowRank, Hook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window, hook = rank
+    counted(window, hook)
+    hook.allowed_ns = window._rows_price_ns(2 * ROWS * WINDOW_STEPS)
+    ask(window, "window_order")
+    record(window, hook, 8)
+    assert hook.entered is not None
+    hook.entered("forward")
+    assert hook.windows.did == ["open"]
+    monkeypatch.setattr(RowWatch, "rows", lambda _, steps: 100 * ROWS * steps)
+    for phase in ("backward", "optimizer"):
+        hook.entered(phase)
+    assert hook.windows.did == ["open", "pause"], "once"
+    record(window, hook, 1)
+    assert hook.windows.did[-1] == "discard"
+    assert "too many rows" in refusal(window)
+
+
+def test_a_budget_that_was_spent_after_the_order_is_kept(rank: tuple[WindowRank, Hook]) -> None:
+    window, hook = rank
+    counted(window, hook)
+    hook.allowed_ns = 1000
+    ask(window, "window_order")
+    record(window, hook)
+    assert hook.windows.did == []
+    assert "no longer allows" in refusal(window)
 
 
 def test_a_second_window_is_refused_while_one_is_under_way(rank: tuple[WindowRank, Hook]) -> None:
@@ -306,8 +487,15 @@ def test_an_order_that_comes_too_late_is_refused(rank: tuple[WindowRank, Hook]) 
     window, hook = rank
     ask(window, "window_order", STEP - WINDOW_STEPS)
     record(window, hook, 1)
-    window.tick()
-    assert "came at step" in str(ask(window, "window_part").refusal)
+    assert "came at step" in refusal(window)
+
+
+def test_an_order_without_a_step_before_it_is_refused(rank: tuple[WindowRank, Hook]) -> None:
+    """How much processor time a step usually needs is not known then."""
+    window, hook = rank
+    ask(window, "window_order", STEP + 1)
+    record(window, hook, 1)
+    assert "no step passed" in refusal(window)
 
 
 def test_a_job_that_ends_while_it_records_leaves_nothing(rank: tuple[WindowRank, Hook], folders: Any) -> None:
