@@ -164,7 +164,7 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     run_dir: str | None = None
     crew: bool = True
     crew_period_steps: Annotated[int, Meta(ge=1, le=1024)] = 4
-    cross_rank_windows: bool = False
+    cross_rank_windows: bool = True
     hang_seconds: LimitSeconds = 120.0
 
 
