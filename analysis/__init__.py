@@ -19,6 +19,6 @@ Stage by stage, each knowing only those before it:
     output        terminal, page, picture, CSV files, another trace for Perfetto
 
 Everything is numpy, linear in the events, with integers of nanoseconds and without torch.  All is pure except
-`hang.dump_folder` and `reading`, where only `cluster` uses dask.  Only the modules named `...text` and the command use
+`hang.dumps` and `reading`, where only `cluster` uses dask.  Only the modules named `...text` and the command use
 rich.
 """

@@ -15,6 +15,7 @@ from pacecar.records.hangs import HangKind, RankAccount
 from .group_members import CollectiveGroup, join_groups
 from .mismatches import Mismatch, find_mismatch
 from .rank_facts import Contradiction, RankFacts, contradicting_ranks, lagging_ranks, process_facts
+from .turns import Turns, find_turns
 from .wait_graph import Wait, WaitGraph, build_wait_graph
 
 __all__ = [
@@ -45,6 +46,7 @@ class HangCase(msgspec.Struct, frozen=True):
     facts: RankFacts
     contradicted: Mapping[int, Contradiction]
     lags: Mapping[int, tuple[CollectiveGroup, int]]
+    turns: Turns
     mismatches: tuple[Mismatch, ...]
     graph: WaitGraph
 
@@ -87,10 +89,11 @@ def open_case(accounts: Iterable[RankAccount], world_size: int) -> HangCase:
     if contradicted:
         groups = join_groups((one for one in by_rank.values() if one.rank not in contradicted), world_size)
     lags = lagging_ranks(groups, by_rank.values())
-    mismatches = tuple(found for group in groups if (found := find_mismatch(group)) is not None)
+    turns = find_turns(one for one in by_rank.values() if one.rank not in contradicted)
+    mismatches = tuple(found for group in groups if (found := find_mismatch(group, turns)) is not None)
     blamed = {rank for one in mismatches for rank in one.blamed}
     graph = build_wait_graph(groups, world_size, facts.all | lags.keys() | blamed)
-    return HangCase(by_rank, world_size, tuple(groups), facts, contradicted, lags, mismatches, graph)
+    return HangCase(by_rank, world_size, tuple(groups), facts, contradicted, lags, turns, mismatches, graph)
 
 
 def common_place(case: HangCase, ranks: Iterable[int]) -> str | None:

@@ -16,7 +16,7 @@ from pacecar.records.hangs import HangVerdict
 from pacecar.records.ranges import TEXT_CHARACTERS_MAX, TEXTS_MAX
 
 from .case import open_case
-from .dump_folder import read_folder
+from .dumps.dump_folder import read_folder
 from .group_members import CollectiveGroup
 from .judgement import judge
 from .sentences import call_words

@@ -8,7 +8,7 @@ from pacecar.records.hangs import HangKind
 
 from .case import HangCase, HangFinding, common_place, is_in_communication, would_record_waits
 from .group_members import is_synchronizing, plain_operation
-from .sentences import call_words, group_words, ranks_words, where_words
+from .sentences import call_words, group_words, ranks_words, waits_or_wait, where_words
 from .wait_graph import Wait
 
 __all__ = ["find_ends", "why_unknown"]
@@ -70,9 +70,24 @@ def _not_joined(case: HangCase, rank: int) -> HangFinding:
         wait = _main_wait(case.graph.waits_for(rank))
         return HangFinding(HangKind.UNKNOWN, one, why_unknown(case, rank, wait), wait)
     if is_in_communication(account):
+        if (rounds := _rounds_before_message(case, rank)) is not None:
+            reason = f"{_absence(rank, wait)}, but began a send or receive, as in none of the {rounds} rounds before"
+            return HangFinding(HangKind.NOT_JOINED, one, reason + where_words(account), wait)
         reason = f"rank {rank} has joined none of the recorded calls, but waits inside torch.distributed"
         return HangFinding(HangKind.UNKNOWN, one, reason + where_words(account), wait)
     return HangFinding(HangKind.NOT_JOINED, one, _absence(rank, wait) + where_words(account), wait)
+
+
+def _rounds_before_message(case: HangCase, rank: int) -> int | None:
+    """Return how often the order was kept in which the rank now makes a send or receive that is not recorded.
+
+    None if it makes none out of turn, or if any rank that waits for it does not keep the order of its calls.
+    """
+    departure = case.turns.departures.get(rank)
+    waiting = {wait.rank for wait in case.graph.waits_for(rank)}
+    if departure is None or departure.operation or not waiting <= case.turns.kept.keys():
+        return None
+    return min(case.turns.kept[one] for one in waiting)
 
 
 def _absence(rank: int, wait: Wait) -> str:
@@ -109,7 +124,15 @@ def why_unknown(case: HangCase, rank: int, wait: Wait | None) -> str:
 
 
 def _circle(case: HangCase, ranks: frozenset[int]) -> HangFinding:
-    """Return the finding on ranks that wait for each other: one that is alone in its call has left the common order."""
+    """Return the finding on ranks that wait for each other: one of them has left the common order."""
+    found = {one.ranks: one for one in (_out_of_turn(case, ranks), _alone(case, ranks)) if one is not None}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return HangFinding(HangKind.UNKNOWN, ranks, f"{ranks_words(ranks)} wait for each other in a circle")
+
+
+def _alone(case: HangCase, ranks: frozenset[int]) -> HangFinding | None:
+    """Return the finding on the rank that is alone in its call, while all others wait for it in another one."""
     for rank in sorted(ranks):
         alone = _alone_in(case, rank, ranks)
         others = ranks - {rank}
@@ -125,7 +148,35 @@ def _circle(case: HangCase, ranks: frozenset[int]) -> HangFinding:
             f"while {ranks_words(others)} wait for it in {theirs} of {group_words(wait.group)}"
         )
         return HangFinding(kind, frozenset((rank,)), sentence, wait)
-    return HangFinding(HangKind.UNKNOWN, ranks, f"{ranks_words(ranks)} wait for each other in a circle")
+    return None
+
+
+def _out_of_turn(case: HangCase, ranks: frozenset[int]) -> HangFinding | None:
+    """Return the finding on the rank that made a call out of turn, if all others kept the order of theirs."""
+    out = ranks & case.turns.departures.keys()
+    others = ranks - out
+    if len(out) != 1 or not others <= case.turns.kept.keys():
+        return None
+    (rank,) = out
+    departure = case.turns.departures[rank]
+    group = next((one for one in case.groups if one.name == departure.group and rank in one.members), None)
+    wait = _main_wait([one for one in case.graph.waits_for(rank) if one.rank in others])
+    if group is None or wait is None or not departure.operation:
+        return None
+    number = departure.number
+    joined = [member.joined or 0 for one, member in group.members.items() if one in others]
+    if number is not None and not any(one < number for one in joined):
+        return None  # others have made that call as well
+    steps = [case.accounts[one].step for one in (rank, wait.rank)]
+    is_behind = steps[0] is not None and steps[1] is not None and steps[0] < steps[1]
+    kind = HangKind.SKIPPED if departure.left_out and not is_behind else HangKind.EXTRA
+    call = departure.operation.rpartition(":")[2] + ("" if number is None else f" #{number}")
+    theirs = f"{call_words(wait.call, wait.number)} of {group_words(wait.group)}"
+    sentence = (
+        f"rank {rank} called {call} of {group_words(group)} out of turn, while {ranks_words(others)} kept the order of "
+        f"the {case.turns.kept[wait.rank]} rounds before and {waits_or_wait(others)} for it in {theirs}"
+    )
+    return HangFinding(kind, frozenset((rank,)), sentence, wait)
 
 
 def _alone_in(case: HangCase, rank: int, ranks: frozenset[int]) -> Wait | None:

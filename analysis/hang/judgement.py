@@ -22,7 +22,7 @@ from pacecar.records.ranges import INT64_MAX, LABEL_CHARACTERS_MAX, TEXT_CHARACT
 
 from .case import HangCase, HangFinding, open_case, training_frames
 from .findings import find_ends, why_unknown
-from .sentences import call_words, group_words, has_or_have, ranks_words
+from .sentences import call_words, group_words, has_or_have, ranks_words, waits_or_wait
 from .weighing import NAMING_KINDS, weigh
 
 __all__ = ["judge"]
@@ -110,8 +110,8 @@ def _evidence(case: HangCase, findings: list[HangFinding], culprits: frozenset[i
     for wait in {(one.wait.group.name, one.wait.number): one.wait for one in findings if one.wait}.values():
         place = wait.group.name, wait.number
         same = {one.rank for one in case.graph.waits if (one.group.name, one.number) == place}
-        verb = "waits" if len(same) == 1 else "wait"
-        yield f"{ranks_words(same)} {verb} in {call_words(wait.call, wait.number)} of {group_words(wait.group)}"
+        call = f"{call_words(wait.call, wait.number)} of {group_words(wait.group)}"
+        yield f"{ranks_words(same)} {waits_or_wait(same)} in {call}"
     accounts = [account for account in case.accounts.values() if account.answered]
     yield f"{len(accounts)} of {case.world_size} ranks gave an account; {len(case.waiting)} wait in a call"
     behind = frozenset(rank for wait in case.graph.waits for rank in wait.absent) & case.waiting - culprits

@@ -10,7 +10,7 @@ from pacecar.records.hangs import CollectiveCall, ProcessState, RankAccount
 
 from .group_members import CollectiveGroup, plain_operation
 
-__all__ = ["call_words", "group_words", "has_or_have", "process_words", "ranks_words", "where_words"]
+__all__ = ["call_words", "group_words", "has_or_have", "process_words", "ranks_words", "waits_or_wait", "where_words"]
 
 RANKS_SHOWN_MAX = 8
 
@@ -39,6 +39,11 @@ def ranks_words(ranks: Collection[int]) -> str:
 def has_or_have(ranks: Collection[int]) -> str:
     """Return the verb that goes with `ranks_words`."""
     return "has" if len(ranks) == 1 else "have"
+
+
+def waits_or_wait(ranks: Collection[int]) -> str:
+    """Return the verb that goes with `ranks_words`."""
+    return "waits" if len(ranks) == 1 else "wait"
 
 
 def group_words(group: CollectiveGroup) -> str:

@@ -17,8 +17,8 @@ from msgspec import Meta
 from pacecar.records.ranges import Bytes, Count, Label, Nanoseconds, Pid, Rank, Ranks, Text, Texts, WorldSize
 
 __all__ = [
-    "CollectiveCall", "GroupState", "HangEvidence", "HangKind", "HangVerdict", "ProcessState", "RankAccount",
-    "ThreadStack",
+    "CallOrder", "CollectiveCall", "Departure", "GroupState", "HangEvidence", "HangKind", "HangVerdict", "ProcessState",
+    "RankAccount", "ThreadStack",
 ]  # fmt: skip
 
 GROUPS_MAX = 256
@@ -104,6 +104,30 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """The latest calls, oldest first; empty where torch has no flight recorder."""
 
 
+class Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """The first call that a rank made out of turn, on `group`, where one of `due_group` was due.
+
+    `number` and `operation` are None and empty for a send or receive that torch does not record.  `left_out` is after
+    how many calls of the usual order this one would have been due; 0: it would not, or other calls came after it.
+    """
+
+    group: Label
+    number: Count | None = None
+    operation: Label = ""
+    due_group: Label
+    due_operation: Label
+    left_out: Count = 0
+
+
+class CallOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The order in which one rank makes its calls on all groups: `period` calls, again and again, `repeats` times."""
+
+    period: Count
+    repeats: Count
+    departure: Departure | None = None
+    """None: its latest calls are those that were due."""
+
+
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
     """The Python stack of one thread, innermost frame first, each as "loader.py:40 __next__"."""
 
@@ -159,6 +183,10 @@ class RankAccount(msgspec.Struct, frozen=True, kw_only=True):
     """A silence in this phase is only suspicious from here on, by what this rank has seen in this job."""
     has_left: bool = False
     """Pacecar is closed on this rank, though its process lives."""
+    is_in_step: bool | None = None
+    """Whether the model has run forward in training since the last step ended, and not in evaluation since."""
+    order: CallOrder | None = None
+    """None: its calls have no order, or torch has no flight recorder or several."""
 
 
 class HangVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="hang_verdict"):

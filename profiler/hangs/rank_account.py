@@ -16,7 +16,15 @@ from typing import NamedTuple, TypeVar
 
 from pacecar.process_state import ProcessIdentity, read_process
 from pacecar.records import JobHello
-from pacecar.records.hangs import FRAMES_MAX, THREADS_MAX, ProcessState, RankAccount, ThreadStack
+from pacecar.records.hangs import (
+    FRAMES_MAX,
+    THREADS_MAX,
+    CallOrder,
+    GroupState,
+    ProcessState,
+    RankAccount,
+    ThreadStack,
+)
 from pacecar.records.ranges import LABEL_CHARACTERS_MAX
 
 from .torch_flight_recorder import group_counters, group_states
@@ -30,12 +38,16 @@ OWN_THREADS = "pacecar-"
 
 
 class TrainingProgress(NamedTuple):
-    """How far the training thread is: no step has ended for `silent_ns`, of which `patience_ns` would be usual."""
+    """How far the training thread is: no step has ended for `silent_ns`, of which `patience_ns` would be usual.
+
+    `is_in_step` is that of a `RankAccount`.
+    """
 
     step: int
     phase: str
     silent_ns: int
     patience_ns: int
+    is_in_step: bool | None = None
 
 
 class RankSpeaker:
@@ -63,6 +75,8 @@ class RankSpeaker:
                 return instead
 
         progress = read("its progress", self._own_progress, None)
+        nothing: tuple[tuple[GroupState, ...], CallOrder | None] = (), None
+        groups, order = read("its process groups", group_states, nothing)
         return RankAccount(
             rank=self._hello.rank,
             world_size=self._hello.world_size,
@@ -72,7 +86,9 @@ class RankSpeaker:
             phase=None if progress is None else progress.phase,
             silent_ns=None if progress is None else progress.silent_ns,
             patience_ns=None if progress is None else progress.patience_ns,
-            groups=read("its process groups", group_states, ()),
+            is_in_step=None if progress is None else progress.is_in_step,
+            groups=groups,
+            order=order,
             stacks=read("its stacks", lambda: thread_stacks(self._training_thread), ()),
             process=read("its process", self._own_process, None),
             problems=tuple(problems),

@@ -14,8 +14,8 @@ It takes milliseconds and is done once a hang.
 Entries of groups that have no name in torch's registry are not the job's: pacecar's own groups are made beside it
 (`side_group`).
 
-`analysis.hang.flight_recorder` reads the dumps, as it does those in files.  A group's counters come from them where it
-has calls there; torch's own counter includes sends and receives, of which ranks make different numbers (torch 2.13).
+`analysis.hang.dumps` reads them, as it does those in files.  A group's counters come from them where it has calls
+there; torch's own counter includes sends and receives, of which ranks make different numbers (torch 2.13).
 
 Left out: the recorder of torchcomms, which torch attaches to its communicators and offers no way to read.
 """
@@ -23,13 +23,13 @@ Left out: the recorder of torchcomms, which torch attaches to its communicators 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from pacecar.analysis.hang.flight_recorder import DumpError, read_dump
-from pacecar.records.hangs import GROUPS_MAX, CollectiveCall, GroupState
+from pacecar.analysis.hang.dumps.flight_recorder import DumpError, read_dump
+from pacecar.records.hangs import GROUPS_MAX, CallOrder, CollectiveCall, GroupState, RankAccount
 from pacecar.records.ranges import LABEL_CHARACTERS_MAX
 from pacecar.torch_internals import find, lacking, need
 
@@ -61,9 +61,15 @@ def last_collective() -> str | None:
     return None
 
 
-def group_states() -> tuple[GroupState, ...]:
-    """Return the process groups of torch's registry as this rank sees them, with their latest calls."""
-    return tuple(with_calls(group_counters(), _read(_own_dumps())))
+def group_states() -> tuple[tuple[GroupState, ...], CallOrder | None]:
+    """Return the process groups of torch's registry as this rank sees them, with their latest calls, and their order.
+
+    Calls that are in several recorders have no order.
+    """
+    states = group_counters()
+    read = _read(_own_dumps(), {state.name: state.operations or 0 for state in states})
+    orders = [account.order for account in read if any(group.calls for group in account.groups)]
+    return tuple(with_calls(states, [account.groups for account in read])), orders[0] if len(orders) == 1 else None
 
 
 def group_counters() -> tuple[GroupState, ...]:
@@ -139,13 +145,13 @@ def _backends() -> list[str]:
     return [name for name in names if name != "gloo"]
 
 
-def _read(recorders: Iterable[bytes]) -> list[Sequence[GroupState]]:
-    """Return the groups in each dump that has any; a malformed one has none."""
-    found: list[Sequence[GroupState]] = []
+def _read(recorders: Iterable[bytes], operations: Mapping[str, int] = {}) -> list[RankAccount]:
+    """Return what each dump says that has any groups; a malformed one has none."""
+    found: list[RankAccount] = []
     for dump in recorders:
         with contextlib.suppress(DumpError):
-            found.append(read_dump(dump, 0).groups)
-    return [groups for groups in found if groups]
+            found.append(read_dump(dump, 0, operations))
+    return [account for account in found if account.groups]
 
 
 def unfinished(recorders: Iterable[bytes]) -> str | None:
@@ -153,7 +159,7 @@ def unfinished(recorders: Iterable[bytes]) -> str | None:
 
     `recorders` are JSON dumps of flight recorders.  None if they have no collective of the job.
     """
-    groups = [group for groups in _read(recorders) for group in groups if group.calls]
+    groups = [group for account in _read(recorders) for group in account.groups if group.calls]
     if not groups:
         return None
     waiting = [(call, group) for group in groups if (call := _first_unfinished(group)) is not None]

@@ -167,6 +167,7 @@ class RankMonitor:
         self._collective_waits = CollectiveWaits(0, lambda: watched.phase, self._clock.monotonic_ns)
         self._is_unseen = False
         self._alive_ns: int | None = None
+        self._evaluated_ns: int | None = None
         self._hang_watch: HangWatch | None = None
         self.off_because: str | None = None
         """Why nothing is gathered; None while it is."""
@@ -527,7 +528,7 @@ class RankMonitor:
         if detector.is_doubtful(now, phase):
             watched.watch_calls()
         alive_ns = max((at for at in (trained_ns, evaluated_ns) if at is not None), default=None)
-        self._alive_ns = alive_ns
+        self._alive_ns, self._evaluated_ns = alive_ns, evaluated_ns
         is_quiet = detector.is_quiet(now, phase, alive_ns)
         if self._hang_watch is not None:
             is_long = detector.is_longer_than_steps(now, phase, alive_ns)
@@ -560,7 +561,15 @@ class RankMonitor:
             phase = "data_wait"
         alive_ns = max((at for at in (watched.trained_ns, self._alive_ns) if at is not None), default=None)
         silent_ns = detector.silent_ns(self._clock.monotonic_ns(), alive_ns)
-        return TrainingProgress(watched.step, phase, silent_ns, detector.patience_ns(phase))
+        return TrainingProgress(
+            watched.step, phase, silent_ns, detector.patience_ns(phase), self._is_in_step(watched.trained_ns)
+        )
+
+    def _is_in_step(self, trained_ns: int | None) -> bool:
+        """Return whether the model ran forward in training since the last step ended, and not in evaluation since."""
+        _, begun_ns = self._watched.current_step()
+        since = [at for at in (begun_ns, self._evaluated_ns) if at is not None]
+        return trained_ns is not None and all(at < trained_ns for at in since)
 
 
 def _reason(error: Exception) -> str:

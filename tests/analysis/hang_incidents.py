@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
-from pacecar.analysis.hang.flight_recorder import DumpError, read_dump
+from pacecar.analysis.hang.dumps.flight_recorder import DumpError, read_dump
 from pacecar.records.hangs import HangKind, HangVerdict, ProcessState, RankAccount, ThreadStack
 
 __all__ = ["Incident", "draw_incident", "score"]
 
 SECOND_NS = 10**9
 START_NS = 1_790_000_000 * SECOND_NS
-MOVES_MAX = 4000
+MOVES_MAX = 20_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,9 @@ class Job:
         self.by_kind: dict[str, dict[int, str]] = defaultdict(dict)
         self.has_one_queue = rng.random() < 0.5
         self.is_uniform = rng.random() < 0.2  # all collectives have one size, so that a shift does not show
+        self.steps = rng.choice([4, 4, 12, 20])
+        self.evaluates_every = rng.choice([0, 0, 1, 3, 9])
+        self.logs_every = rng.choice([0, 0, 2, 5])
         self.dead: tuple[str, int, frozenset[int]] | None = None
         self._lay_out()
         self.machines = [Machine(self._program(rank)) for rank in range(self.world_size)]
@@ -141,7 +144,22 @@ class Job:
         self.by_kind[kind].update(dict.fromkeys(ranks, name))
 
     def _program(self, rank: int) -> list[Op]:
-        return [op for step in range(4) for op in (Op("work"), *self._step(rank), Op("step", size=step))]
+        return [op for step in range(self.steps) for op in (*self._between(rank, step), *self._step_ops(rank, step))]
+
+    def _step_ops(self, rank: int, step: int) -> list[Op]:
+        return [Op("forward"), Op("work"), *self._step(rank), *self._now_and_then(rank, step), Op("step", size=step)]
+
+    def _between(self, rank: int, step: int) -> list[Op]:
+        """Return an evaluation, which ends with a reduction."""
+        if self.world_size == 1 or not self.evaluates_every or step % self.evaluates_every or not step:
+            return []
+        return [Op("evaluate"), self._coll(self.by_kind["default_pg"][rank], "all_reduce", 50), Op("wait")]
+
+    def _now_and_then(self, rank: int, step: int) -> list[Op]:
+        """Return a reduction within some steps, as of a gradient norm that is logged."""
+        if self.world_size == 1 or not self.logs_every or step % self.logs_every:
+            return []
+        return [self._coll(self.by_kind["default_pg"][rank], "all_reduce", 1), Op("wait")]
 
     def _step(self, rank: int) -> list[Op]:
         """Return one step; gloo waits for each call, NCCL only where the host needs a result."""
@@ -362,6 +380,11 @@ class Job:
         machine = self.machines[rank]
         return sum(op.what == "step" for op in machine.program[: machine.at])
 
+    def is_in_step(self, rank: int) -> bool:
+        machine = self.machines[rank]
+        marks = [op.what for op in machine.program[: machine.at] if op.what in ("forward", "evaluate", "step")]
+        return marks[-1:] == ["forward"]
+
 
 KINDS = (
     HangKind.NOT_JOINED, HangKind.NOT_JOINED, HangKind.STOPPED, HangKind.GONE, HangKind.NO_ANSWER,
@@ -381,7 +404,7 @@ def draw_incident(seed: int) -> Incident:
             kinds = [rng.choice([HangKind.NOT_JOINED, HangKind.STOPPED, HangKind.MISMATCHED]) for _ in range(2)]
         ranks = rng.sample(range(job.world_size), len(kinds))
         faults = [
-            Fault(kind, rank, rng.choice([1, 2]), rng.randrange(50), rng.randrange(64))
+            Fault(kind, rank, rng.randrange(1, job.steps - 1), rng.randrange(50), rng.randrange(64))
             for kind, rank in zip(kinds, ranks, strict=True)
         ]
         for fault in faults:
@@ -399,7 +422,7 @@ def draw_incident(seed: int) -> Incident:
 def _left_over(job: Job, rng: random.Random, seed: str) -> dict[int, bytes]:
     """Return the dump of one rank from an earlier hang of the same job, which nobody has removed."""
     before = Job(random.Random(seed))
-    before.break_at(Fault(HangKind.NOT_JOINED, rng.randrange(job.world_size), rng.choice([0, 3]), rng.randrange(50)))
+    before.break_at(Fault(HangKind.NOT_JOINED, rng.randrange(job.world_size), rng.randrange(4), rng.randrange(50)))
     before.run()
     rank = rng.randrange(job.world_size)
     return {rank: before.dump(rank, -86_400 * SECOND_NS, "all")}
@@ -429,7 +452,9 @@ def _told(seed: int, job: Job, faults: list[Fault], left_over: dict[int, bytes],
                 missing.add(rank)
                 continue
             account = RankAccount(rank=rank, world_size=job.world_size, answered=False)
-        account = msgspec.structs.replace(account, world_size=job.world_size, step=job.step_of(rank))
+        account = msgspec.structs.replace(
+            account, world_size=job.world_size, step=job.step_of(rank), is_in_step=job.is_in_step(rank)
+        )
         if knows_processes:
             account = msgspec.structs.replace(account, process=_process(rank, fault))
         if knows_stacks and not is_silent:

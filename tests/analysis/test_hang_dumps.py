@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.analysis.hang.dump_folder import rank_of, read_folder
-from pacecar.analysis.hang.flight_recorder import DumpError, read_dump
+from pacecar.analysis.hang.dumps.dump_folder import rank_of, read_folder
+from pacecar.analysis.hang.dumps.flight_recorder import DumpError, read_dump
 from pacecar.records.hangs import CALLS_MAX, RankAccount
 
 

@@ -25,8 +25,10 @@ from typing import Any
 import msgspec
 
 from pacecar.formatting.plain_text import clean
-from pacecar.records.hangs import CALLS_MAX, GROUPS_MAX, CollectiveCall, GroupState, RankAccount
+from pacecar.records.hangs import CALLS_MAX, GROUPS_MAX, CallOrder, CollectiveCall, GroupState, RankAccount
 from pacecar.records.ranges import COUNT_MAX, INT64_MAX, LABEL_CHARACTERS_MAX, LIST_MAX
+
+from .call_order import Called, call_order
 
 __all__ = ["DumpError", "read_dump"]
 
@@ -54,15 +56,17 @@ class _PlainUnpickler(pickle.Unpickler):
         raise DumpError("refused: it refers to objects outside the file")
 
 
-def read_dump(data: bytes, rank: int) -> RankAccount:
+def read_dump(data: bytes, rank: int, operations: Mapping[str, int] = {}) -> RankAccount:
     """Return what the dump of `rank` says; its `world_size` is the least that fits.
 
+    `operations` are torch's own counters of the groups, which include sends and receives that gloo does not record.
     Raises DumpError if `data` is not a dump.  Entries that cannot be read are left out and counted in `problems`.
     """
     dump = _decoded(data)
     config = _mapping(dump.get("pg_config"))
     entries, unreadable = _entries(dump)
     names = _group_names(dump, entries)
+    order = _order(dump, entries, operations)
     groups = [
         _group(name, _mapping(config.get(name)), _mapping(names.get(name)), entries.get(name, []))
         for name in sorted({*filter(None, map(_label, config)), *entries, *names}, key=_in_order)
@@ -72,7 +76,35 @@ def read_dump(data: bytes, rank: int) -> RankAccount:
         problems.append(f"{len(groups) - GROUPS_MAX} of {len(groups)} groups are left out")
         groups = sorted(groups, key=lambda group: all(call.is_finished for call in group.calls))[:GROUPS_MAX]
     world_size = 1 + max([rank, *(one for group in groups for one in group.ranks)])
-    return RankAccount(rank=rank, world_size=world_size, groups=tuple(groups), problems=tuple(problems))
+    return RankAccount(rank=rank, world_size=world_size, groups=tuple(groups), problems=tuple(problems), order=order)
+
+
+def _order(
+    dump: Mapping[str, Any], entries: Mapping[str, list[dict[str, Any]]], operations: Mapping[str, int]
+) -> CallOrder | None:
+    """Return the order of all calls; `entries` are those of each group."""
+    every = _list(dump.get("entries"), ENTRIES_MAX)
+    records = {_integer(entry.get("record_id")) for entry in every if isinstance(entry, dict)}
+    is_whole = 0 in records
+    called: list[tuple[int, Called]] = []
+    since: dict[str, int] = {}
+    for name, of_group in entries.items():
+        before = 0 if is_whole else _unrecorded(of_group[0])
+        for entry in of_group:
+            unrecorded = _unrecorded(entry)
+            one = Called(name, _call(entry, None, set()), max(0, unrecorded - before))
+            called.append((_integer(entry.get("record_id")) or 0, one))
+            before = unrecorded
+        if name in operations:
+            since[name] = max(0, operations[name] - before - (_number(of_group[-1]) or 0))
+    called.sort(key=lambda each: each[0])
+    return call_order([one for _, one in called], is_whole=is_whole, unrecorded_since=since)
+
+
+def _unrecorded(entry: Mapping[str, Any]) -> int:
+    """Return how many operations the group had begun before this one that gloo does not record."""
+    number = _integer(entry.get("collective_seq_id")) or 0
+    return (_integer(entry.get("op_id")) or 0) - number if _counts_others(entry) else 0
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
