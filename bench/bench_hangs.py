@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -22,6 +23,9 @@ FAULTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "forward": (LATE, False),
     "lock": (LATE, False),
     "receive": ((*LATE, "skipped", "extra"), False),
+    "c_call": (LATE, False),
+    "c_lock": (LATE, False),
+    "c_lock_gil": (("no_answer",), False),
     "gil": (("no_answer",), False),
     "skip": (("skipped", "mismatched", *LATE), True),
     "extra": (("extra", "mismatched", "skipped", *LATE), True),
@@ -30,6 +34,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "exit": (("gone",), True),
     "kill": (("gone",), True),
     "leave": (("no_answer", *LATE), False),
+    "finish": (("no_answer", *LATE), False),
+    "nobody": (("nobody",), False),
     "busy": (LATE, False),
 }
 """What happens -> right kinds, and whether gloo may end the job by itself."""
@@ -44,12 +50,24 @@ HEALTHY = (
 )  # fmt: skip
 
 
+LINKS = tuple(
+    Case(fault, rank, world, ("link",), may_end=fault == "link_down", hosts=count)
+    for fault, rank, world, count in (
+        ("link_down", 1, 2, 2), ("link_down", 0, 2, 2), ("link_down", 3, 4, 2), ("link_down", 2, 3, 3),
+        ("unplug", 1, 2, 2), ("unplug", 0, 4, 2), ("unplug", 0, 3, 3), ("unplug", 2, 3, 3),
+        ("lossy", 1, 2, 2), ("lossy", 2, 3, 3), ("lossy", 0, 4, 2),
+    )
+)  # fmt: skip
+"""A link that goes dead between hosts, which are network namespaces."""
+
+
 def cases() -> list[Case]:
     found = []
     for fault, (kinds, may_end) in FAULTS.items():
         places = ((1, 2), (0, 2), (2, 3), (0, 4)) if fault in ("stop", "loader", "gil", "skip") else ((1, 2), (0, 3))
+        places = ((ALL, 2), (ALL, 3)) if fault == "nobody" else places
         found += [Case(fault, rank, world, kinds, may_end) for rank, world in places]
-    return found
+    return found + (list(LINKS) if os.geteuid() == 0 else [])
 
 
 def main() -> None:

@@ -62,9 +62,17 @@ class HangCase(msgspec.Struct, frozen=True):
 
     @property
     def records_peer_calls(self) -> bool:
-        """Whether torch records sends and receives here: gloo's recorder does not, others do."""
-        calls = [call for account in self.accounts.values() for group in account.groups for call in group.calls]
-        return any(call.is_p2p or (":" in call.operation and not call.operation.startswith("gloo:")) for call in calls)
+        """Whether torch records sends and receives here, or there are none.
+
+        Gloo's recorder does not, others do; but gloo counts them, with the collectives.
+        """
+        groups = [group for account in self.accounts.values() for group in account.groups]
+        calls = [call for group in groups for call in group.calls]
+        has_none = bool(calls) and all(group.operations == (group.enqueued or 0) for group in groups)
+        has_all = all(one.groups for one in self.accounts.values() if one.answered)
+        return (has_none and has_all) or any(
+            call.is_p2p or (":" in call.operation and not call.operation.startswith("gloo:")) for call in calls
+        )
 
 
 class HangFinding(msgspec.Struct, frozen=True):

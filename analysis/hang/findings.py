@@ -17,6 +17,7 @@ __all__ = ["find_ends", "why_unknown"]
 def find_ends(case: HangCase) -> Iterator[HangFinding]:
     """Yield a finding for each end of the waiting, and for causes that no recorded wait leads to."""
     transfers: dict[tuple[str, int, frozenset[int]], Wait] = {}
+    causes: dict[tuple[HangKind, frozenset[int]], HangFinding] = {}
     for end in case.graph.ends:
         if len(end) > 1:
             yield _circle(case, end)
@@ -24,11 +25,12 @@ def find_ends(case: HangCase) -> Iterator[HangFinding]:
         (rank,) = end
         wait = next((one for one in case.graph.waits if one.rank == rank), None)
         if (cause := _cause(case, rank)) is not None:
-            yield cause
+            causes.setdefault((cause.kind, cause.ranks), cause)
         elif wait is not None:
             transfers.setdefault((wait.group.name, wait.number, wait.joined | {rank}), wait)
         else:
             yield _not_joined(case, rank)
+    yield from causes.values()
     for (_, _, ranks), wait in transfers.items():
         yield _transfer(case, ranks, wait)
     if not case.graph.waits:
@@ -48,17 +50,35 @@ def _cause(case: HangCase, rank: int) -> HangFinding | None:
     ):
         if rank in ranks:
             return HangFinding(kind, frozenset((rank,)), f"rank {rank} {words}{where}", wait)
+    if rank in case.facts.cut_off:
+        return _cut_off(case, wait)
     for mismatch in case.mismatches:
         if rank in mismatch.blamed:
             return HangFinding(mismatch.kind, frozenset(mismatch.blamed), mismatch.sentence, wait, not mismatch.odd)
     if rank in case.lags:
         group, number = case.lags[rank]
-        call = call_words(group.call_of(rank, number), number)
+        made = group.call_of(rank, number)
+        call = call_words(made, number)
         sentence = (
             f"rank {rank} joined {call} of {group_words(group)} and does not finish it, though others have{where}"
         )
-        return HangFinding(HangKind.NOT_FINISHED, frozenset((rank,)), sentence, wait)
-    return HangFinding(HangKind.NO_ANSWER, frozenset((rank,)), f"rank {rank} does not answer{where}", wait)
+        # Gloo has no device that could be stuck: what the rank lacks is data, from whichever side.
+        is_link = made is not None and made.operation.startswith("gloo:")
+        return HangFinding(HangKind.LINK if is_link else HangKind.NOT_FINISHED, frozenset((rank,)), sentence, wait)
+    has_left = rank in case.accounts and case.accounts[rank].has_left
+    words = "has left its training loop" if has_left else "does not answer"
+    return HangFinding(HangKind.NO_ANSWER, frozenset((rank,)), f"rank {rank} {words}{where}", wait)
+
+
+def _cut_off(case: HangCase, wait: Wait | None) -> HangFinding:
+    """Return the finding on ranks whose hosts can no longer be reached."""
+    ranks = case.facts.cut_off
+    here = frozenset(rank for rank, account in case.accounts.items() if account.answered)
+    sentence = (
+        f"{ranks_words(ranks)} cannot be reached any more from {ranks_words(here)}: "
+        f"a dead link, or {'a dead host' if len(ranks) == 1 else 'dead hosts'}"
+    )
+    return HangFinding(HangKind.LINK, ranks, sentence, wait)
 
 
 def _not_joined(case: HangCase, rank: int) -> HangFinding:
@@ -213,7 +233,9 @@ def _without_waits(case: HangCase) -> Iterator[HangFinding]:
     for rank in sorted(case.facts.gone | case.facts.stopped):
         if (cause := _cause(case, rank)) is not None:
             yield cause
-    if (place := common_place(case, case.accounts)) is not None and _is_complete(case):
+    if case.facts.cut_off:
+        yield _cut_off(case, None)
+    elif (place := common_place(case, case.accounts)) is not None and _is_complete(case):
         yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits for another; all are in {place}")
     elif _is_complete(case) and not case.facts.all and would_record_waits(case):
         places: dict[str, list[int]] = {}

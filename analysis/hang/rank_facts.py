@@ -1,6 +1,7 @@
 """Finds ranks that hold others up by themselves, whatever they wait for, and accounts that cannot be true.
 
-- The kernel says that a process has ended or is stopped; or a rank does not answer.
+- The kernel says that a process has ended or is stopped; or a rank does not answer, or is cut off: that is its host or
+  a link, and from here it cannot be told whose.
 - A rank *lags*: it has joined a collective that a peer has finished, and has not finished it.  No rank finishes such an
   operation before all have joined, so the others did their part: what lags is the rank's own device, or its link.
   If most members lag it is the link between them, and none is named.
@@ -30,11 +31,12 @@ class RankFacts(msgspec.Struct, frozen=True):
     gone: frozenset[int]
     stopped: frozenset[int]
     no_answer: frozenset[int]
+    cut_off: frozenset[int]
 
     @property
     def all(self) -> frozenset[int]:
         """The ranks in any of the sets."""
-        return self.gone | self.stopped | self.no_answer
+        return self.gone | self.stopped | self.no_answer | self.cut_off
 
 
 class Contradiction(msgspec.Struct, frozen=True):
@@ -48,7 +50,7 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 def process_facts(accounts: Iterable[RankAccount]) -> RankFacts:
     """Return what the kernel says of the processes (proc_pid_stat(5)), and who did not answer."""
-    gone, stopped, no_answer = set(), set(), set()
+    gone, stopped, no_answer, cut_off = (set[int]() for _ in range(4))
     for account in accounts:
         process = account.process
         if process is not None and (not process.exists or process.state in ("Z", "X")):
@@ -56,8 +58,8 @@ def process_facts(accounts: Iterable[RankAccount]) -> RankFacts:
         elif process is not None and (process.is_frozen or process.state in ("T", "t")):
             stopped.add(account.rank)
         elif not account.answered:
-            no_answer.add(account.rank)
-    return RankFacts(frozenset(gone), frozenset(stopped), frozenset(no_answer))
+            (cut_off if account.is_cut_off else no_answer).add(account.rank)
+    return RankFacts(frozenset(gone), frozenset(stopped), frozenset(no_answer), frozenset(cut_off))
 
 
 def lagging_ranks(

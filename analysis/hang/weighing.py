@@ -142,6 +142,8 @@ def _weigh_no_answer(case: HangCase, findings: list[HangFinding]) -> list[HangFi
     """Name silent ranks only where no other rank explains the hang, and most ranks do answer."""
     if any(one.kind in NAMING_KINDS and one.kind is not HangKind.NO_ANSWER for one in findings):
         return _doubted(findings, HangKind.NO_ANSWER, "but another rank explains the hang")
+    if case.facts.cut_off:
+        return _doubted(findings, HangKind.NO_ANSWER, "but others cannot be reached at all")
     if 2 * len(_ranks(findings, HangKind.NO_ANSWER)) > case.world_size:
         return _doubted(findings, HangKind.NO_ANSWER, "as most ranks: the network, or this rank's own link")
     return findings
@@ -156,7 +158,12 @@ def _weigh_pairs(case: HangCase, findings: list[HangFinding]) -> list[HangFindin
 
 
 def _weigh_transfers(case: HangCase, findings: list[HangFinding]) -> list[HangFinding]:
-    """Blame a transfer only if nothing else is found or missing, and all ranks of its group are known."""
+    """Blame a transfer only if nothing else is found or missing, and all ranks of its group are known.
+
+    Hosts that cannot be reached any more explain all transfers that do not end.
+    """
+    if case.facts.cut_off and not any(one.kind in NAMING_KINDS for one in findings):
+        return [one for one in findings if one.kind is not HangKind.LINK or one.ranks == case.facts.cut_off]
     if len(findings) == 1 and (findings[0].wait is None or findings[0].wait.group.knows_ranks):
         return findings
     return _doubted(findings, HangKind.LINK, "but there may be another reason")

@@ -129,7 +129,7 @@ JOB_ALERTS = Group("pacecar-job", (
     Alert("PacecarJobHangs", _hung(), "1m", "critical",
         "{{ $labels.training_job }} may hang{{ with $labels.rank }}: look at rank {{ . }}{{ end }}",
         "Ranks have ended no step for suspiciously long. {{ with $labels.rank }}Most likely they wait for rank "
-        "{{ . }}. {{ end }}{{ with $labels.kind }}The ranks themselves say why ({{ . }}): see the page, `pacecar top` "
+        "{{ . }}. {{ end }}{{ with $labels.kind }}Why ({{ . }}): see the page, `pacecar top` "
         "or the log of the rank that judged. {{ end }}The daemon has written a recording of the minutes before."),
     Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
         "{{ $labels.training_job }} is stalled",

@@ -57,7 +57,7 @@ class HangKind(StrEnum):
     NO_ANSWER = "no_answer"
     """The rank does not answer and nothing is known of its process: its host, its link, or Python's lock."""
     LINK = "link"
-    """All ranks joined, and the transfer between some of them does not end."""
+    """All ranks joined, and the transfer between some of them does not end; or ranks can no longer be reached."""
     NOBODY = "nobody"
     """No rank is to blame: those that others wait for are all in one place, or no rank waits for another."""
     UNKNOWN = "unknown"
@@ -181,6 +181,8 @@ class RankAccount(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be read, and why."""
     patience_ns: Nanoseconds | None = None
     """A silence in this phase is only suspicious from here on, by what this rank has seen in this job."""
+    is_cut_off: bool = False
+    """Connections to its host were possible, and are no longer."""
     has_left: bool = False
     """Pacecar is closed on this rank, though its process lives."""
     is_in_step: bool | None = None

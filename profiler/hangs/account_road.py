@@ -60,7 +60,8 @@ POLL_SECONDS = 0.05
 SERVED_SECONDS = 2.0
 """How long one connection may keep the listening thread."""
 
-BACKLOG = 128
+BACKLOG = 4096
+"""Connections that wait while a rank holds Python's lock; with more of them its host would seem to be cut off."""
 
 ABSENT_MAX = 64
 """Ranks of whose processes one question asks."""
@@ -90,10 +91,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
     """The answer to a greeting, and to a summons: this rank looks into it, or has another one do so.
 
-    `is_idle`: by its latest look, no rank waits for another.
+    `is_idle`: by its latest look, no rank waits for another.  `judges`: False if it answers for itself only.
     """
 
     is_idle: bool = False
+    judges: bool = True
 
 
 class ProcessStates(msgspec.Struct, frozen=True, tag="processes"):
@@ -117,11 +119,13 @@ class WindowState(msgspec.Struct, frozen=True, tag="window"):
 class Silence(msgspec.Struct, frozen=True):
     """Why a rank gave no answer.
 
-    `refused`: its host answers, and nothing listens there any more.  `was_asked`: False if the asker is to blame.
+    `refused`: its host answers, and nothing listens there any more.  `unreachable`: its host does not answer; the
+    kernel takes connections also for a process that is stopped.  `was_asked`: False if the asker is to blame.
     """
 
     reason: str
     refused: bool = False
+    unreachable: bool = False
     was_asked: bool = True
 
 
@@ -274,6 +278,7 @@ class _Asked:
     def __init__(self, rank: int, connection: socket.socket, frame: bytes, deadline: float) -> None:
         self.rank, self.connection, self.left, self.deadline = rank, connection, frame, deadline
         self.came = bytearray()
+        self.is_connected = False
         self.result: bytes | Silence | None = None
 
     def advance(self, selector: selectors.BaseSelector) -> None:
@@ -281,6 +286,7 @@ class _Asked:
         try:
             if self.left:
                 self.left = self.left[self.connection.send(self.left) :]
+                self.is_connected = True
                 if not self.left:
                     selector.modify(self.connection, selectors.EVENT_READ, self)
                 return
@@ -289,7 +295,7 @@ class _Asked:
             self.result = Silence("nothing listens there any more", refused=True)
             return
         except OSError as error:
-            self.result = Silence(error.strerror or type(error).__name__)
+            self.result = Silence(error.strerror or type(error).__name__, unreachable=not self.is_connected)
             return
         self.came += part
         length = _LENGTH.unpack_from(self.came)[0] if len(self.came) >= _LENGTH.size else None
@@ -343,7 +349,8 @@ def ask(
                     finish(asked, _decoded(question, asked.result))
             now = time.monotonic()
             for asked in [each for each in under_way.values() if now > each.deadline]:
-                finish(asked, Silence(f"no answer within {seconds:g} s"))
+                words = "no answer" if asked.is_connected else "no connection"
+                finish(asked, Silence(f"{words} within {seconds:g} s", unreachable=not asked.is_connected))
         for asked in list(under_way.values()):
             finish(asked, Silence("there was no time to wait for it", was_asked=False))
     return answers | {rank: Silence("there was no time to ask it", was_asked=False) for rank in waiting}

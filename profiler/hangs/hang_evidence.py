@@ -25,22 +25,31 @@ BYTES_MAX = 20_000_000
 _log = logging.getLogger("pacecar")
 
 
-def keep_evidence(folder: Path, verdict: HangVerdict, accounts: Sequence[RankAccount]) -> threading.Thread:
-    """Start a thread that writes the file and logs where it is: the file system may be what the job waits for."""
+def keep_evidence(
+    folder: Path, verdict: HangVerdict, accounts: Sequence[RankAccount], *, after: threading.Thread | None = None
+) -> threading.Thread:
+    """Start a thread that writes the file and logs where it is: the file system may be what the job waits for.
+
+    `after` is the thread that writes an earlier verdict on the same hang, whose file is replaced without another line.
+    """
     thread = threading.Thread(
-        target=_write, args=(folder, verdict, accounts), name="pacecar-hang-evidence", daemon=True
+        target=_write, args=(folder, verdict, accounts, after), name="pacecar-hang-evidence", daemon=True
     )
     thread.start()
     return thread
 
 
-def _write(folder: Path, verdict: HangVerdict, accounts: Iterable[RankAccount]) -> None:
+def _write(folder: Path, verdict: HangVerdict, accounts: Iterable[RankAccount], after: threading.Thread | None) -> None:
+    if after is not None:
+        after.join()
     path = folder / ("hang.json" if verdict.step is None else f"hang-step{verdict.step}.json")
     try:
         with replacing(path, make_mode=FOLDER_MODE) as file:
             file.write(_encoded(verdict, accounts))
     except OSError as error:
         _log.warning("pacecar cannot write %s: %s", path, error.strerror or error)
+        return
+    if after is not None:
         return
     _log.warning("pacecar: what each rank was doing: pacecar analyze --hang %s", shlex.quote(str(folder)))
 

@@ -17,9 +17,10 @@ the log says so, and nothing is reported.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,10 @@ _log = logging.getLogger("pacecar")
 
 
 class HangWatch:
-    """One rank's part, called on the monitor thread.  With `run_dir` the evidence of a verdict is written there."""
+    """One rank's part, called on the monitor thread.  With `run_dir` the evidence of a verdict is written there.
+
+    Until `close` it answers the others, though without its progress and as no judge if not `is_measuring`.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class HangWatch:
         hang_ns: int,
         training: tuple[int, int],
         progress: Callable[[], TrainingProgress],
+        is_measuring: Callable[[], bool],
         is_closing: Callable[[], bool],
         run_dir: str | None = None,
         answer_of_window: Callable[[Question], WindowState],
@@ -113,7 +118,8 @@ class HangWatch:
         self._clock = clock
         self._hang_ns = hang_ns
         self._identity = own_identity(training[1])
-        self._speaker = RankSpeaker(hello, self._identity, training[0], progress)
+        self._is_measuring = is_measuring
+        self._speaker = RankSpeaker(hello, self._identity, training[0], lambda: progress() if is_measuring() else None)
         self._progress = progress
         self._is_closing = is_closing
         self._run_dir = run_dir
@@ -128,6 +134,9 @@ class HangWatch:
         self._summoned_ns: int | None = None
         self._verdict: HangVerdict | None = None
         self._told_step: int | None = None
+        self._accounts: Sequence[RankAccount] = ()
+        """Those behind the verdict, for words that come later."""
+        self._writing: threading.Thread | None = None
         self._is_idle = False
         self._witnesses: list[NcclWitness] = []
         self._kills: deque[dict[int, int | None]] = deque(maxlen=2)
@@ -181,11 +190,11 @@ class HangWatch:
                 return self._speaker.counters()
             case "summon":
                 self._summoned_ns = self._clock.monotonic_ns()
-                return Heard(self._is_idle)
+                return Heard(self._is_idle, judges=self._is_measuring())
             case "processes":
                 return ProcessStates(tuple(self._process_of(rank) for rank in question.ranks))
             case "greeting":
-                pass
+                self._reached.add(0)  # which alone greets
             case _:
                 return self._answer_of_window(question)
         return Heard()
@@ -199,10 +208,12 @@ class HangWatch:
         """
         if self._verdict is not None and self._progress().step != self._told_step:
             self._report(structs.replace(self._verdict, ended=True, wall_ns=self._clock.wall_ns()))
-            self._verdict = None
+            self._verdict, self._accounts = None, ()
         if self._verdict is not None and (words := self._testimony()):
             self._verdict = _with_evidence(self._verdict, words)
             self._emit(self._verdict)
+            if self._run_dir is not None:
+                keep_evidence(Path(self._run_dir), self._verdict, self._accounts, after=self._writing)
         summoned_ns = self._summoned_ns
         is_summoned = summoned_ns is not None and now_ns - summoned_ns < SUMMONS_SECONDS * NS_PER_SECOND
         is_suspected = is_suspected or self._are_ranks_unequal(now_ns, is_long=is_long)
@@ -244,9 +255,9 @@ class HangWatch:
         for first in range(0, self._hello.rank, SUMMONED_AT_ONCE):
             below = range(first, min(first + SUMMONED_AT_ONCE, self._hello.rank))
             answers = self._ask(below[:1] if first == 0 else below, "summon")
-            if first == 0 and not any(isinstance(answer, Heard) for answer in answers.values()):
+            if first == 0 and not any(_judges(answer) for answer in answers.values()):
                 answers = self._ask(below[1:], "summon")
-            heard = [answer for answer in answers.values() if isinstance(answer, Heard)]
+            heard = [answer for answer in answers.values() if _judges(answer)]
             if heard:
                 self._is_idle = any(answer.is_idle for answer in heard)
                 return True
@@ -262,6 +273,7 @@ class HangWatch:
         silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
         heard = {other: answer for other, answer in answers.items() if other not in silent} | {rank: own}
         states = self._processes(road, [*silent], [*heard])
+        cut_off = self._cut_off(road, silent, heard)
         accounts, not_nameable = [], set()
         for other in range(len(road.doors)):
             if other in heard:
@@ -269,8 +281,12 @@ class HangWatch:
                 continue
             state, why = states.get(other), silent[other]
             has_left = why.refused and state is not None and state.exists
-            accounts.append(self._absent(other, state, why, has_left=has_left))
-            if has_left or not why.was_asked or (state is None and other not in self._reached):
+            is_cut_off = other in cut_off
+            accounts.append(self._absent(other, state, why, has_left=has_left, is_cut_off=is_cut_off))
+            is_unknown = state is None and other not in self._reached and not is_cut_off
+            # All others are in a step, and wait: a rank that has left its loop will not come.
+            has_stayed_away = has_left and all(account.is_in_step for account in heard.values())
+            if is_unknown or not why.was_asked or (has_left and not has_stayed_away):
                 not_nameable.add(other)
         verdict = judge(accounts, len(road.doors), job=self._hello.job, rank=rank, wall_ns=self._clock.wall_ns())
         _log.debug("a round of accounts: %s %s: %s", verdict.kind, verdict.culprits, verdict.summary)
@@ -285,7 +301,8 @@ class HangWatch:
             self._verdict, self._told_step = found, own.step
             self._report(found)
             if self._run_dir is not None:
-                keep_evidence(Path(self._run_dir), found, accounts)
+                self._accounts = accounts
+                self._writing = keep_evidence(Path(self._run_dir), found, accounts)
 
     def _ask(self, ranks: Sequence[int] | range | Any, what: Any) -> dict[int, Any]:  # noqa: ANN401
         if self._road is None:
@@ -339,7 +356,18 @@ class HangWatch:
             counts = {file: memory_kills(process) for file, process in files.items()}
             self._kills.append({rank: counts[one.kills_file] for rank, one in self._neighbors().items()})
 
-    def _absent(self, rank: int, state: ProcessState | None, why: Silence, *, has_left: bool) -> RankAccount:
+    def _cut_off(self, road: Road, silent: Mapping[int, Silence], heard: Collection[int]) -> Collection[int]:
+        """Return the ranks whose hosts cannot be reached any more; none if not one of them ever was.
+
+        A host that answers for one rank has a link, and this one reaches itself.
+        """
+        answering = {road.doors[rank].address for rank in heard}
+        found = {rank for rank, why in silent.items() if why.unreachable and road.doors[rank].address not in answering}
+        return found if found & self._reached else ()
+
+    def _absent(
+        self, rank: int, state: ProcessState | None, why: Silence, *, has_left: bool, is_cut_off: bool
+    ) -> RankAccount:
         problem = "pacecar is closed on it" if has_left else why.reason
         return RankAccount(
             rank=rank,
@@ -347,6 +375,7 @@ class HangWatch:
             process=state,
             answered=False,
             has_left=has_left,
+            is_cut_off=is_cut_off,
             problems=(problem,) if why.was_asked else (problem, "it may be fine: this rank could not ask it"),
         )
 
@@ -360,6 +389,10 @@ class HangWatch:
         else:
             _log.warning("pacecar: %s", verdict.summary)
         self._emit(verdict)
+
+
+def _judges(answer: Heard | Silence) -> bool:
+    return isinstance(answer, Heard) and answer.judges
 
 
 def _with_evidence(verdict: HangVerdict, words: Sequence[str]) -> HangVerdict:

@@ -51,10 +51,17 @@ class TrainingProgress(NamedTuple):
 
 
 class RankSpeaker:
-    """Makes the accounts of this rank; `training_thread` is the ident of the training thread."""
+    """Makes the accounts of this rank; `training_thread` is the ident of the training thread.
+
+    `progress` returns None if it is not known.
+    """
 
     def __init__(
-        self, hello: JobHello, process: ProcessIdentity, training_thread: int, progress: Callable[[], TrainingProgress]
+        self,
+        hello: JobHello,
+        process: ProcessIdentity,
+        training_thread: int,
+        progress: Callable[[], TrainingProgress | None],
     ) -> None:
         self._hello = hello
         self._process = process

@@ -213,6 +213,8 @@ class RankMonitor:
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
             self._thread = None
+        if self._hang_watch is not None:
+            self._hang_watch.close()
 
     # --- the monitor thread -------------------------------------------------------------------------
 
@@ -233,8 +235,8 @@ class RankMonitor:
                 self._transport.close()
             if self._leader_reports is not None:
                 self._leader_reports.close()
-            if self._hang_watch is not None:
-                self._hang_watch.close()
+            if self._hang_watch is not None and (self._watched.is_alive or self._closing.is_set()):
+                self._hang_watch.close()  # else it still says where this rank is, which trains on unmeasured
             for part in (self._windows, self._window):
                 if part is not None:
                     part.close()
@@ -319,6 +321,7 @@ class RankMonitor:
             hang_ns=self._hang_ns,
             training=self._training,
             progress=self._progress,
+            is_measuring=lambda: self._watched.is_alive,
             is_closing=self._closing.is_set,
             run_dir=self._run_dir,
             answer_of_window=self._answer_of_window,

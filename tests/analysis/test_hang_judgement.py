@@ -440,6 +440,63 @@ def test_where_receives_are_not_recorded_a_rank_of_a_smaller_group_is_named_only
     assert judged(*(gloo(rank, {"0": "Rr"}) for rank in (0, 1, 2)), gloo(3, {"0": "R"})).culprits == (3,)
 
 
+def test_where_gloo_counts_no_message_a_rank_of_a_smaller_group_is_named_at_once() -> None:
+    def gloo(rank: int, drawings: dict[str, str], messages: int = 0) -> RankAccount:
+        one = account(rank, drawings)
+        groups = tuple(
+            msgspec.structs.replace(
+                group,
+                operations=(group.enqueued or 0) + messages,
+                calls=tuple(msgspec.structs.replace(c, operation="gloo:all_reduce") for c in group.calls),
+            )
+            for group in one.groups
+        )
+        return msgspec.structs.replace(one, groups=groups)
+
+    others = [gloo(0, {"0": "Rr"}), gloo(1, {"0": "Rr"}), gloo(2, {"0": "R", "tp1": "Rr"})]
+    assert judged(*others, gloo(3, {"0": "R", "tp1": "R"})).culprits == (3,)
+    assert judged(*others, gloo(3, {"0": "R", "tp1": "R"}, messages=1)).culprits == ()
+
+
+def test_a_host_that_cannot_be_reached_any_more_is_a_dead_link_and_names_no_rank() -> None:
+    def cut_off(rank: int) -> RankAccount:
+        return RankAccount(rank=rank, world_size=4, answered=False, is_cut_off=True, problems=("no connection",))
+
+    here = [account(rank, {"all": "RRr"}) for rank in (0, 1)]
+    for others in ([cut_off(2), cut_off(3)], [cut_off(3), account(2, {"all": "RRr"})]):
+        verdict = judged(*here, *others)
+        assert (verdict.kind, verdict.culprits) == (HangKind.LINK, ())
+        assert "cannot be reached any more from ranks 0" in verdict.summary
+    silent = RankAccount(rank=2, world_size=4, answered=False)
+    assert judged(*here, silent, cut_off(3)).kind is HangKind.LINK, "the silent one may wait for the other"
+    stopped = account(2, {"all": "RRr"}, process=ProcessState(pid=9, state="T"))
+    assert judged(*here, stopped, cut_off(3)).culprits == (2,), "which is certain"
+    nothing_recorded = [
+        RankAccount(rank=rank, world_size=2, is_cut_off=rank == 1, answered=rank == 0) for rank in (0, 1)
+    ]
+    assert judged(*nothing_recorded, world=2).kind is HangKind.LINK
+
+
+def test_what_gloo_does_not_finish_though_others_have_is_a_link() -> None:
+    """Data has arrived on one side only: gloo has no device of its own that could be stuck."""
+
+    def gloo(rank: int, drawing: str) -> RankAccount:
+        one = account(rank, {"all": drawing}, world=2)
+        (group,) = one.groups
+        made = tuple(msgspec.structs.replace(c, operation="gloo:all_reduce") for c in group.calls)
+        return msgspec.structs.replace(one, groups=(msgspec.structs.replace(group, calls=made),))
+
+    verdict = judged(gloo(0, "RRr"), gloo(1, "RRRr"), world=2)
+    assert (verdict.kind, verdict.culprits) == (HangKind.LINK, ())
+
+
+def test_a_rank_that_has_left_its_loop_is_said_to_have() -> None:
+    left = RankAccount(rank=1, world_size=2, answered=False, has_left=True, process=ProcessState(pid=9, state="S"))
+    verdict = judged(account(0, {"all": "RRr"}, world=2), left, world=2)
+    assert (verdict.kind, verdict.culprits) == (HangKind.NO_ANSWER, (1,))
+    assert "rank 1 has left its training loop" in verdict.summary
+
+
 def test_counters_alone_tell_who_is_behind() -> None:
     """Before torch 2.9 gloo has no recorder: only how many collectives each rank has called."""
 

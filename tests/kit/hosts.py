@@ -32,11 +32,16 @@ _NETNS = Path("/etc/netns")
 class Hosts:
     """`prefixes[rank]` is what to put before a rank's command; rank 0 is at `address`."""
 
-    def __init__(self, names: list[str], address: str, hub: subprocess.Popen[str] | None) -> None:
+    def __init__(self, middle: str, names: list[str], address: str, hub: subprocess.Popen[str] | None) -> None:
+        self._middle = middle
         self.names = names
         self.prefixes = [["ip", "netns", "exec", name] for name in names]
         self.address = address
         self._hub = hub
+
+    def unplug(self, host: int) -> None:
+        """Let no packet of the host's first wire through, which neither end can see."""
+        sh(f"ip -n {self._middle} link set p{host} nomaster")
 
     def change_side(self, link: Link) -> None:
         """Let the second wire carry packets as `link` would."""
@@ -79,7 +84,7 @@ def hosts(count: int, *, name: str | None = LOOPBACK, ipv6: bool = False, side: 
             for rank, each in enumerate(names):
                 sh(f"ip -n {each} addr add 10.80.0.{rank + 1}/24 dev {SIDE}")
                 sh(f"ip -n {each} link set {SIDE} up")
-        yield Hosts(names, _address(0, ipv6=ipv6), hub)
+        yield Hosts(middle, names, _address(0, ipv6=ipv6), hub)
     finally:
         if hub is not None:
             hub.communicate()  # the end of its standard input is its own

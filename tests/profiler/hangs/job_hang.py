@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -39,11 +40,14 @@ class Job:
 
     def __init__(self, folder: Path, fault: str, rank: int) -> None:
         self.folder, self.fault, self.rank = folder, fault, rank
+        wire = os.environ.get("GLOO_SOCKET_IFNAME")
+        os.environ |= {"GLOO_SOCKET_IFNAME": os.environ["JOB_WIRE"]} if "JOB_WIRE" in os.environ else {}
         dist.init_process_group("gloo")
         self.group = dist.new_group(list(range(WORLD)), group_desc="dp")
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
         self.model = DistributedDataParallel(self.net)
+        os.environ |= {"GLOO_SOCKET_IFNAME": wire} if wire is not None else {}
         self.pacer: pacecar.Pacer | None = None
         self.step = 0
 
@@ -78,6 +82,13 @@ class Job:
             os._exit(3)
         if self.is_now("gil"):
             ctypes.PyDLL(None).usleep(int(LONG * 1e6) if LONG < 2000 else 0)
+        if self.is_now("c_call"):
+            ctypes.CDLL(None).usleep(int(LONG * 1e6))  # without Python's lock
+        if self.is_now("c_lock", "c_lock_gil"):
+            library = ctypes.CDLL(None) if self.fault == "c_lock" else ctypes.PyDLL(None)
+            mutex = ctypes.create_string_buffer(128)  # a pthread_mutex_t, PTHREAD_MUTEX_INITIALIZER
+            for _ in range(2):
+                library.pthread_mutex_lock(mutex)
         if self.is_now("lock"):
             lock = threading.Lock()
             with lock:
@@ -89,6 +100,12 @@ class Job:
             assert self.pacer is not None
             self.pacer.close()
             time.sleep(LONG)
+        if self.is_now("finish"):  # the main thread ends, and Python waits for the other one
+            threading.Thread(target=time.sleep, args=(LONG,)).start()
+            sys.exit(0)
+        if self.is_now("nobody"):
+            service, _ = socket.socketpair()
+            service.recv(1)
         if self.is_now("pause", "pause_all"):
             time.sleep(PAUSE_SECONDS)
         if self.is_now("write"):

@@ -65,6 +65,19 @@ def test_a_rank_answers_and_one_that_has_left_is_told_from_one_that_is_silent(li
     assert answers[2].refused
 
 
+def test_a_host_that_takes_no_connection_is_told_from_a_process_that_does_not_answer():
+    """The kernel takes connections for a process that is stopped; here it takes none, as on a dead link."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),
+        socket.socket() as second,
+    ):
+        second.setblocking(False)
+        second.connect_ex(full.getsockname())
+        answer = ask(road(full.getsockname()[1]), [0], question(), seconds=0.5)[0]
+    assert answer == Silence("no connection within 0.5 s", unreachable=True)
+
+
 def test_a_stranger_gets_no_answer_and_is_counted_and_said(listener):
     assert isinstance(ask(road(listener.port), [0], question(token="wrong"))[0], Silence)
     assert listener.problems() == ("1 connections were no questions of this job",)

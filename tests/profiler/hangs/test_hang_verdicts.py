@@ -9,6 +9,7 @@ import pytest
 
 from pacecar.analysis.hang.document import hang_document
 from pacecar.clock import SystemClock
+from tests.kit.shaping import why_not
 from tests.kit.waiting import until
 from tests.profiler.hangs.injection import ALL, Case, inject
 
@@ -25,6 +26,10 @@ HANGS = [
     pytest.param(Case("lock", 0, 3, ("not_joined",)), marks=pytest.mark.full),
     pytest.param(Case("skip", 2, 3, ("skipped",)), marks=pytest.mark.full),
     pytest.param(Case("other", 0, 3, ("mismatched",)), marks=pytest.mark.full),
+    pytest.param(Case("skip", 1, 2, ("skipped",)), marks=pytest.mark.full),
+    pytest.param(Case("extra", 0, 2, ("extra",)), marks=pytest.mark.full),
+    pytest.param(Case("receive", 1, 2, ("not_joined",)), marks=pytest.mark.full),
+    pytest.param(Case("leave", 0, 3, ("no_answer",)), marks=pytest.mark.full),
 ]
 
 
@@ -39,6 +44,16 @@ def test_the_rank_that_holds_a_job_up_is_named_and_no_other(tmp_path, case):
     assert len(begun) == 1, "it is said once, by one rank"
     assert begun[0]["seconds"] < NAMED_SECONDS
     assert begun[0]["summary"] in outcome.log
+
+
+@pytest.mark.full
+@pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")
+@pytest.mark.parametrize(
+    "case", [Case("unplug", 1, 2, ("link",), hosts=2), Case("lossy", 2, 3, ("link",), hosts=3)], ids=str
+)
+def test_a_dead_link_is_said_on_both_of_its_sides_and_names_no_rank(tmp_path, case):
+    outcome = inject(tmp_path / "job", case)
+    assert outcome.judged(case) == "right", f"{outcome.verdicts}\n{outcome.log}"
 
 
 @pytest.mark.full

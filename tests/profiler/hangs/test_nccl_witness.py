@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from torch.distributed import HashStore
 
@@ -23,10 +24,12 @@ from pacecar.profiler.hangs.nccl_witness import (
 )
 from pacecar.profiler.hangs.rank_account import TrainingProgress
 from pacecar.records import HangVerdict
+from pacecar.records.hangs import HangEvidence
 from tests.kit.fake_clock import FakeClock
 from tests.kit.nccl_files import call_line, init_line
 from tests.kit.ras_server import ras_answer, serve_ras
 from tests.kit.records import job_hello
+from tests.kit.waiting import until
 
 STUCK = compare(*[parse_ras(ras_answer({0: 7, 1: 6, 2: 7}, missing={3: False}))] * 2)
 SECONDS_MAX = 20.0
@@ -89,7 +92,9 @@ def test_what_it_said_is_taken_once() -> None:
     assert witness.take() == ()
 
 
-def test_a_verdict_does_not_wait_for_it_and_gets_its_words_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_does_not_wait_for_it_and_gets_its_words_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     clock, said = FakeClock(), list[HangVerdict]()
     is_free = threading.Event()
 
@@ -104,7 +109,8 @@ def test_a_verdict_does_not_wait_for_it_and_gets_its_words_later(monkeypatch: py
     watch = HangWatch(
         job_hello(0, 1, backend="nccl"), keep, clock, hang_ns=NS_PER_SECOND,
         training=(threading.get_ident(), threading.get_native_id()),
-        progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_closing=lambda: False,
+        progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_measuring=lambda: True,
+        is_closing=lambda: False, run_dir=str(tmp_path),
         answer_of_window=lambda _: pytest.fail("nobody asks"),
     )  # fmt: skip
     monkeypatch.setattr("pacecar.profiler.hangs.nccl_witness.RasWitness.__init__.__defaults__", (ask,))
@@ -128,6 +134,8 @@ def test_a_verdict_does_not_wait_for_it_and_gets_its_words_later(monkeypatch: py
     assert (after.kind, after.culprits, after.summary) == (before.kind, before.culprits, before.summary)
     assert "rank 1 (pid 1001 on 10.0.0.1)" in after.evidence[-1]
     assert len(after.evidence) == min(EVIDENCE_MAX, len(before.evidence) + 1)
+    file = tmp_path / "hang-step7.json"
+    until(lambda: file.exists() and kept_verdict(file) == after, "the file has the words as well")
 
 
 def test_the_log_of_the_job_is_found_by_its_variable_and_names_the_jobs_ranks(tmp_path: Path) -> None:
@@ -158,7 +166,8 @@ def test_after_a_verdict_the_log_is_quoted_and_changes_nothing(tmp_path: Path, m
     watch = HangWatch(
         job_hello(0, 1, backend="nccl"), said.append, clock, hang_ns=NS_PER_SECOND,  # type: ignore[arg-type]  # verdicts
         training=(threading.get_ident(), threading.get_native_id()),
-        progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_closing=lambda: False,
+        progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_measuring=lambda: True,
+        is_closing=lambda: False,
         answer_of_window=lambda _: pytest.fail("nobody asks"),
     )  # fmt: skip
     watch.open(HashStore(), "127.0.0.1", "test", time.sleep)
@@ -174,3 +183,7 @@ def test_after_a_verdict_the_log_is_quoted_and_changes_nothing(tmp_path: Path, m
     assert not any("NCCL" in each for each in before.evidence)
     assert f"rank 1 (pid {pid + 1} on node-a) only 2" in after.evidence[-1]
     assert (after.kind, after.culprits, after.summary) == (before.kind, before.culprits, before.summary)
+
+
+def kept_verdict(file: Path) -> HangVerdict:
+    return msgspec.json.decode(file.read_bytes(), type=HangEvidence).verdict
