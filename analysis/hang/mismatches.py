@@ -45,10 +45,10 @@ class Mismatch(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """What was called, by whom."""
-        bysignature: dict[Signature, list[int]] = {}
+        by_signature: dict[Signature, list[int]] = {}
         for rank, signature in sorted(self.signatures.items(), key=lambda item: (item[0] not in self.odd, item[0])):
-            bysignature.setdefault(signature, []).append(rank)
-        called = " and ".join(f"{ranks_words(ranks)} called {_words(one)}" for one, ranks in bysignature.items())
+            by_signature.setdefault(signature, []).append(rank)
+        called = " and ".join(f"{ranks_words(ranks)} called {_words(one)}" for one, ranks in by_signature.items())
         doubt = "" if self.odd else "; which of them is wrong cannot be told"
         return f"as #{self.number} of {group_words(self.group)}, {called}{doubt}"
 
