@@ -88,7 +88,6 @@ class GpuCollector:
         self._listener: DriverThread[XidReports] = DriverThread(
             "gpu-xid", self._xid_sources.listen, clock, self._returned, self._pool
         )
-        self._is_listening = False
         self._changes = GpuChangeLog(clock)
         self._gpus: dict[str, GpuState] = {}
         self._searched: dict[int, GpuState] = {}
@@ -298,18 +297,19 @@ class GpuCollector:
 
     def _ask_all(self, *, everything: bool) -> None:
         self._wait_for_glances(self._deadline_seconds)
-        self._is_listening = self._xid_sources.is_listening and self._listener.busy_since_ns is None
+        self._note_xids()  # which were read after the last tick was over
+        is_listening = self._xid_sources.is_listening and self._listener.busy_since_ns is None
         with self._pool.batch():
             for unit in self._gpus.values():
                 unit.is_glancing = False
                 unit.ask(everything=everything)
-            if self._is_listening:
+            if is_listening:
                 self._listener.ask()
         # A GPU that was already busy hangs or is slow, so this tick does not wait for it.
         asked: list[DriverThread[DeviceReading] | DriverThread[XidReports]] = [
             u.worker for u in self._gpus.values() if u.was_asked and not u.is_slow
         ]
-        if self._is_listening:
+        if is_listening:
             asked.append(self._listener)
         self._wait(lambda: all(worker.busy_since_ns is None for worker in asked))
 
@@ -340,12 +340,7 @@ class GpuCollector:
             elif self._opener.busy_since_ns is not None:
                 unit.await_driver()
             samples += unit.health()
-        found = self._listener.result() if self._is_listening else None
-        if isinstance(found, XidReports):
-            self._xid_sources.note(found)
-            if found.failure is not None:
-                self._xid_sources.detach()  # until the driver is opened again
-                failures.append(f"xid events: {found.failure}")
+        failures += self._note_xids()
         samples += self._xid_sources.samples()
         samples.append(Sample("pacecar_gpu_driver_openings_total", (), self._sessions.openings))
         self._changes.flush()
@@ -353,6 +348,17 @@ class GpuCollector:
             self._is_open = False
             self._reopen_ns = self._opened_ns + REOPEN_STOPPED_SECONDS * NS_PER_SECOND
         return self._outcome(samples, failures, unread)
+
+    def _note_xids(self) -> list[str]:
+        """Count the Xid errors that were read since the last call; return why reading failed, if it did."""
+        found = self._listener.result()
+        if not isinstance(found, XidReports):
+            return []
+        self._xid_sources.note(found)
+        if found.failure is None:
+            return []
+        self._xid_sources.detach()  # until the driver is opened again
+        return [f"xid events: {found.failure}"]
 
     def _outcome(self, samples: list[Sample], failures: list[str], unread: list[str]) -> Outcome:
         """Return failed if a GPU or the driver is down; single `unread` numbers lose only themselves."""

@@ -593,6 +593,18 @@ def test_an_xid_of_the_event_set_and_of_the_kernel_log_counts_once(standin, make
     until(lambda: xids(tick(collector, clock, 0.1)) == said, "it has read the log, where one of three is known")
 
 
+def test_an_xid_that_is_heard_after_its_tick_is_counted_in_the_next(standin, make, clock):
+    """On a busy machine reading the event set outlasts the tick; what it had read was dropped, for good."""
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    until(lambda: xids(tick(collector, clock)) == {} and "EVENT_REGISTER" in standin.calls(2), "its events are watched")
+    standin.hold(GPUS)
+    standin.xid(2, 79)
+    until(lambda: xids(tick(collector, clock)) == {} and standin.page.hanging == 1, "the read does not return")
+    standin.release()
+    until(lambda: collector._listener.busy_since_ns is None, "it has returned")
+    assert xids(tick(collector, clock)) == {("2", "79"): 1}
+
+
 def test_without_a_kernel_log_the_event_set_counts_and_without_both_there_is_no_count(standin, make, clock):
     collector = make()
     tick(collector, clock)
