@@ -7,8 +7,8 @@ nor worse, because a pure climb sticks on plateaus.  It also goes one value beyo
 edge of a plateau.  Losers are not tried again until conditions change; what looked better without proof is tried once
 more after a while.
 
-A climb of five octaves takes five trials, each at a worse setting than the best.  So every value that the model expects
-to gain is a candidate as well, however far: a *leap*.  `candidate_selection` weighs its uncertainty.
+A climb of five octaves takes five trials, each at a worse setting than the best.  So every value from which the
+model expects a gain is a candidate as well, however far: a *leap*.  `candidate_selection` weighs its uncertainty.
 
 Candidates are listed by expected gain.  Without a forecast, a prior from what such changes gained elsewhere counts,
 adjusted by the state of the node (`node_prior`, `memory_shortage`); the node never decides what is kept:

@@ -22,6 +22,7 @@ from pacecar.formatting.page.document import (
     legend,
     numbered,
     paragraph,
+    subheading,
     table_html,
     tiles,
     unbroken,
@@ -101,7 +102,7 @@ def _sections(report: Report) -> Iterator[Section]:
             ),
             table_html(tables.ledger_table(report)),
             folded("The time line in figures", tables.line_table(report)),
-            table_html(communicators_table(report.communicators, tables.ROWS_MAX)),
+            *_communicators(report),
         ],
     )
     changes = tables.changes_table(report)
@@ -192,6 +193,11 @@ def _proven_tile(gain: float, low: float | None) -> tuple[str, str]:
     if low is None:
         return percent(gain), "of step time saved, with no bound"
     return f"≥ {percent(low)}", f"of step time saved; {percent(gain)} measured"
+
+
+def _communicators(report: Report) -> tuple[Markup, ...]:
+    table = communicators_table(report.communicators, tables.ROWS_MAX)
+    return () if table is None else (subheading(table.name), table_html(table))
 
 
 def _legend(report: Report) -> Markup:

@@ -375,13 +375,14 @@ class CrossRankWindow:
         now_ns = self._clock.monotonic_ns()
         if road is None or now_ns < self._next_ns:
             return
-        if self._folder is None:
-            if self._trigger.is_due(now_ns):
-                self._order(road, now_ns, is_closing)
+        if self._folder is None and not self._trigger.is_due(now_ns):
             return
         self._next_ns = now_ns + round(POLL_SECONDS * NS_PER_SECOND)
         try:
-            self._go_on(road, now_ns, is_closing)
+            if self._folder is None:
+                self._order(road, now_ns, is_closing)
+            else:
+                self._go_on(road, now_ns, is_closing)
         except (OSError, msgspec.MsgspecError) as error:
             self._give_up(str(error))
 
@@ -419,9 +420,9 @@ class CrossRankWindow:
         median_ns = self._own.usual_step_ns
         ahead = AHEAD_STEPS if median_ns is None else max(AHEAD_STEPS, round(AHEAD_SECONDS * NS_PER_SECOND / median_ns))
         self._first_step = step + ahead
+        self._folder, self._count_from = TemporaryFolder(), None
         order = Question(token=road.token, what="window_order", first_step=self._first_step, steps=steps)
         answers = self._ask(road, everyone, order, is_closing)
-        self._folder, self._count_from = TemporaryFolder(), None
         self._missing, self._ordered_ns = set(everyone), self._clock.monotonic_ns()
         self._next_ns = self._ordered_ns + round(POLL_SECONDS * NS_PER_SECOND)
         self.part_bytes = {}

@@ -1,6 +1,7 @@
 """Makes temporary folders, and removes those that killed processes have left.
 
-A process that lives holds a lock on each of its folders, which the kernel drops with the process.
+A process that lives holds a lock on each of its folders, which the kernel drops with the process.  A folder gets the
+name by which others find it once it is locked: ranks of one host make theirs, and look for abandoned ones, at one time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 __all__ = ["TemporaryFolder", "remove_abandoned"]
 
 PREFIX = "pacecar-window-"
+UNLOCKED = "pacecar-new-"
 
 
 class TemporaryFolder:
@@ -22,11 +24,12 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=UNLOCKED))
         self._lock: int | None = None
         with suppress(OSError):  # a file system without locks, where nothing is taken for abandoned either
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = self.path.rename(self.path.with_name(PREFIX + self.path.name.removeprefix(UNLOCKED)))
 
     def close(self) -> None:
         """Remove it."""

@@ -40,6 +40,7 @@ def test_files_in_the_run_folder_are_shown_on_the_page_and_in_markdown(run: Path
     assert "45.9 GB/s" in text
     assert runner.invoke(cli, ["report", str(run)]).exit_code == 0
     page = (run / "report.html").read_text()
+    assert "<h3>Communicators (NCCL&#39;s Inspector)</h3>" in page, "the table has its title"
     assert "&lt;dp&gt;" in page
     assert "<dp>" not in page
 

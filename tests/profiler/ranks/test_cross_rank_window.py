@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -227,6 +228,20 @@ def test_a_window_that_fails_on_one_rank_is_given_up(
     job.goes_on(lambda: words in caplog.text)
     assert "tell nothing" in caplog.text
     assert job.records == []
+
+
+def test_without_room_for_a_folder_nothing_is_ordered(
+    job: Job2, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def is_full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pacecar.profiler.ranks.cross_rank.cross_rank_window.TemporaryFolder", is_full)
+    job.suspect()
+    job.goes_on(lambda: "No space left on device" in caplog.text)
+    assert "window_order" not in job.questions()
 
 
 def test_a_rank_that_dies_after_the_order_ends_the_window_at_once(job: Job2, caplog: Any) -> None:

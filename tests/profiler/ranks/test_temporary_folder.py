@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -50,6 +51,22 @@ def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path) -> None
     own = TemporaryFolder()
     assert list(tmp_path.iterdir()) == [own.path]
     own.close()
+
+
+def test_a_folder_that_is_not_locked_yet_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank of this host looks for abandoned folders just then."""
+    lock = fcntl.flock
+
+    def look_first(*arguments: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        remove_abandoned()
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", look_first)
+    folder = TemporaryFolder()
+    remove_abandoned()
+    assert list(tmp_path.iterdir()) == [folder.path]
+    folder.close()
 
 
 def test_only_folders_of_this_user_and_kind_are_removed(tmp_path: Path) -> None:
