@@ -259,7 +259,6 @@ def check_neighbour(run, clean, number):
 
 def check_refusals(run, clean, number):
     """What was refused has no series, and is counted with its source."""
-    odd = [one for one in run.odd if one.is_refusal]
     refused = run.refused[number]
     if not refused or is_of_all(run):
         return
@@ -272,24 +271,25 @@ def check_refusals(run, clean, number):
         since: read.get((of_numbers, since), 0) - whole.get((of_numbers, since), 0) for since in ("probe", "later")
     }
     # Where all of the performance monitor is refused, the one metric that the stand-in lacks is not.
-    is_monitor = any("Gpm" in str(target) for target in refused)
+    is_monitor = any("Gpm" in str(one.target) for one in refused)
     # What the clean run was refused and this one is answered is one refusal less.
     answered = {answer_key(one, run.victim) for one in run.odd if not one.is_refusal}
     fewer = len(answered - clean.library.answered)
     counted = max(counts.values()) > -fewer or (is_monitor and counts["probe"] + counts["later"] == 0)
-    if openings(outcome) > 1:  # a session that began later has not asked everything that the clean run's has by now
+    # A session that began later, of the driver or of a GPU that came back, has not asked all that the clean run's has.
+    if openings(outcome) > 1 or failures(read):
         counted = counted or any(read.get((of_numbers, since), 0) for since in counts)
     # A GPU can go down and come back within a tick; its count of failures has grown.
     failed = failures(read) > (failures(run.of_gpu(number - 1, run.victim)) if number else 0)
     is_down = read.get(("pacecar_gpu_up",)) != 1
     told = f"gpu {gpu}" in (getattr(outcome, "reason", None) or "")
-    failing = {one.target for one in odd if one.target in refused and not is_no_failure(one, clean, run.victim)}
+    failing = {one.target for one in refused if not is_no_failure(one, clean, run.victim)}
     if not whole.keys() - read.keys():
         failing -= {FIELDS}  # each number of the list was read by another call
     if failing:
         is_told = is_down or told or counted or failed or isinstance(outcome, Failed)
         assert is_told, (number, refused, outcome.reason, "is not counted")
-    if len(odd) == len(run.odd):
+    if all(one.is_refusal for one in run.odd):
         for key, value in read.items():
             is_made_up = value == 0 and whole.get(key, 0) != 0 and not any(word in key[0] for word in HEALTH + CHANGING)
             assert not is_made_up, (number, key, "0 of what was not answered")

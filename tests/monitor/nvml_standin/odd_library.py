@@ -77,7 +77,7 @@ class OddLibrary:
         self.answered = set()
         """Fields and metrics, and (function, GPU), that the stand-in itself answered."""
         self.refused = []
-        """What was refused since the test last looked."""
+        """The odd answers that were refusals, since the test last looked."""
 
     def __getattr__(self, name):
         try:
@@ -96,7 +96,7 @@ class OddLibrary:
         gpu = self._gpu_of(name, arguments)
         one = self._next(name) if gpu in (self._victim, None) else None
         if one is not None and one.is_refusal:
-            self.refused.append(name)
+            self.refused.append(one)
             return one.code
         if one is not None and name in LISTS and arguments[1 if LISTS[name] == 2 else 2] is None:
             arguments[LISTS[name]]._obj.value = one.length
@@ -144,7 +144,7 @@ class OddLibrary:
                 continue
             setattr(row, returned, one.code or 0)
             if one.is_refusal:
-                self.refused.append(target)
+                self.refused.append(one)
             elif name == FIELDS:
                 row.valueType = one.kind
                 ctypes.memmove(ctypes.addressof(row.value), one.bits.to_bytes(8, "little"), 8)
