@@ -142,6 +142,9 @@ class RasStatus(msgspec.Struct, frozen=True):
     communicators: list[RasCommunicator] = []
 
 
+_status = msgspec.json.Decoder(RasStatus)
+
+
 class RasFinding(msgspec.Struct, frozen=True):
     """What two statuses say of one communicator of `size` ranks.
 
@@ -301,7 +304,7 @@ def parse_ras(answer: bytes, place: str = "NCCL's RAS") -> RasStatus:
     reason: Exception | None = None
     for text in (answer, _UNSEPARATED.sub(rb"\1,\2", answer)):
         try:
-            return msgspec.json.decode(text, type=RasStatus)
+            return _status.decode(text)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             reason = error
     raise RasError(f"{place}: {len(answer)} bytes that cannot be read ({reason})")

@@ -158,7 +158,9 @@ _decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "window_order": msgspec.msgpack.Decoder(WindowState),
     "window_part": msgspec.msgpack.Decoder(WindowState),
 }
+# Made here: a decoder finds the types of its fields by their modules, which an upgrade may have replaced.
 _door = msgspec.json.Decoder(Door)
+_road = msgspec.json.Decoder(Road)
 
 
 def exchange_doors(
@@ -184,7 +186,7 @@ def exchange_doors(
         store, rank, world_size, msgspec.json.encode(own).decode(), conclude, name=f"{name}/accounts",
         seconds=seconds, absent="did not say where they listen", rest=rest,
     )  # fmt: skip
-    return msgspec.json.decode(concluded, type=Road)
+    return _road.decode(concluded)
 
 
 class AccountListener:

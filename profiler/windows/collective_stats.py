@@ -37,6 +37,8 @@ __all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_c
 
 UNNAMED = "unknown"
 
+_args = msgspec.json.Decoder(Args)
+
 REDUCES_MAX = 512
 """The most all-reduces listed for one backward; a job with more has a bucket for each of its layers."""
 
@@ -108,7 +110,7 @@ def _said(metadata: str | None) -> CollectiveColumns | None:
     if metadata is None:
         return None
     with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        args = msgspec.json.decode(f"{{{metadata}}}", type=Args)
+        args = _args.decode(f"{{{metadata}}}")
         if args.operation is not None:
             return from_metadata(args)
     return None

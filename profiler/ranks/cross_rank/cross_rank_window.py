@@ -92,6 +92,8 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from pacecar.analysis.reading.ra
 
 _log = logging.getLogger("pacecar")
 
+_verdict = msgspec.json.Decoder(WindowVerdict)
+
 
 class RecordingHook(RecordedHook, Protocol):
     """The hook, as seen by a rank's part."""
@@ -471,7 +473,7 @@ class CrossRankWindow:
         if isinstance(found, str):
             self._give_up(found)
             return
-        verdict = msgspec.json.decode(found, type=WindowVerdict)
+        verdict = _verdict.decode(found)
         seconds = (self._clock.monotonic_ns() - self._ordered_ns) / NS_PER_SECOND
         _log.info("pacecar: %d steps of all ranks are judged, %.1f s after their order", verdict.steps, seconds)
         _log.debug("the verdict on them: %s", found.decode())

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -50,6 +51,26 @@ def road(*ports):
 
 def question(what="account", token=TOKEN):
     return Question(token=token, what=what)
+
+
+EXCHANGE_AFTER_UPGRADE = """
+import os, sys
+from torch.distributed import HashStore
+from pacecar.process_state import own_identity
+from pacecar.profiler.hangs.account_road import Door, exchange_doors
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "pacecar"]:
+    del sys.modules[name]
+own = Door("127.0.0.1", 1, own_identity(os.getpid()))
+print(exchange_doors(HashStore(), 0, 1, own, name="test", seconds=5.0, rest=None).doors == (own,))
+"""
+
+
+@pytest.mark.slow
+def test_doors_are_exchanged_though_pacecar_was_upgraded_meanwhile():
+    """A decoder made only then looks for the types of its fields in modules that are no longer there."""
+    done = subprocess.run([sys.executable, "-c", EXCHANGE_AFTER_UPGRADE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 @pytest.mark.slow
