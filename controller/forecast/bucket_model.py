@@ -38,6 +38,7 @@ from .alpha_beta_link import AlphaBetaLink, Period, assumed_link, combine, fit_p
 from .forecast import Forecast
 from .gradient_readiness import EVEN, ReadinessCurve, fit_readiness, ready_ns
 from .setting_history import (
+    PACE_ERROR,
     SETTINGS_MAX,
     SPREAD_PRIOR,
     Setting,
@@ -120,9 +121,6 @@ EFFICIENCY_PRIOR = 0.9
 EFFICIENCY_ERROR = 0.1
 """Share of an overlapped nanosecond that is saved, before two bucket sizes were timed: 0.83 to 1.0 fits measurements
 over gloo on two cores (TUNING), where communication takes compute's own cores."""
-
-PACE_ERROR = 0.015
-"""Relative error of a setting's pace: a trial's typical result at 5 % step noise."""
 
 SPREAD_MIN = 0.005
 """Least uncertainty of a forecast: a trial does not see less than half a percent."""

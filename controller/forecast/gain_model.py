@@ -4,8 +4,7 @@ Each kind of knob has its own arithmetic:
 
 - buckets and compression: the simulated timeline of `bucket_model`;
 - the data loader: the wait for data (`_loader_gain`);
-- the micro-batch: step(m) = a + f * micro-batches at a constant global batch.  With one size seen, the host-bound time
-  is a lower bound of what the micro-batches cost; with two, a line is drawn through the nearest ones.
+- the micro-batch: `micro_batch_model`.
 
 A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means
 that there is no forecast.
@@ -13,15 +12,16 @@ that there is no forecast.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 
 from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
 from .forecast import Forecast
-from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading, setting_of, slope, typical
+from .micro_batch_model import expect_micro_batch
+from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading, setting_of, typical
 
 __all__ = ["GainModel"]
 
@@ -95,33 +95,17 @@ class GainModel:
     # --- micro-batch ---
 
     def _expect_micro_batch(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        here = values["micro_batch"]
-        pace = self.history.pace(values)
-        batch = self._facts.batch_samples
-        if pace is None or batch is None:
+        batch, readings = self._facts.batch_samples, self.history.readings(values)
+        if batch is None:
             return None
-        count, new_count = math.ceil(batch / here), math.ceil(batch / to_value)
-        others = sorted(
-            (abs(math.log(size / here)), size, other)
-            for setting, other in self.history.paces_beside(values, frozenset({"micro_batch"})).items()
-            if math.ceil(batch / (size := dict(setting)["micro_batch"])) != count
-        )
-        if others:
-            _, size, other = others[0]
-            fixed = slope([(float(count), pace), (float(math.ceil(batch / size)), other)])
-            if fixed is not None:
-                gain = min(0.9, fixed * (count - new_count) / pace)
-                basis = f"{fixed / 1e6:.2f} ms a micro-batch, fitted, {count} -> {new_count} micro-batches"
-                return Forecast(gain, self.history.spread("micro_batch", gain), basis)
-        readings = self.history.readings(values)
-        if not readings:
+        seen = typical(readings) if readings else None
+        host_bound_ratio = None if seen is None or seen.wall_ns == 0 else seen.host_bound_ns / seen.wall_ns
+        beside = self.history.typical_paces_beside(values, frozenset({"micro_batch"}))
+        paces = {dict(setting)["micro_batch"]: pace for setting, pace in beside.items()}
+        forecast = expect_micro_batch(paces, values["micro_batch"], to_value, batch, host_bound_ratio)
+        if forecast is None:
             return None
-        floor = typical(readings).host_bound_ns / count
-        gain = floor * (count - new_count) / pace
-        if gain <= 0:
-            return None  # more micro-batches: this only bounds the gain from above
-        basis = f"{floor / 1e6:.2f} ms host-bound a micro-batch, {count} -> {new_count} micro-batches"
-        return Forecast(gain, max(gain, 0.01), basis, is_floor=True)
+        return replace(forecast, spread_ratio=forecast.spread_ratio * self.history.error_factor("micro_batch"))
 
 
 def _loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:

@@ -13,17 +13,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from pacecar.records import BackwardWindow
 
 from ..observation import Observation
+from .forecast import Forecast
 
 __all__ = [
+    "PACE_ERROR",
     "SETTINGS_MAX",
     "SPREAD_PRIOR",
     "Setting",
     "SettingHistory",
     "SettingReading",
+    "TypicalPace",
     "setting_of",
     "slope",
     "typical",
@@ -51,7 +55,17 @@ FORECASTS_MAX = 64
 PHASES_MAX = 32
 """Steps whose host timers give backward's share."""
 
+PACE_ERROR = 0.015
+"""Relative error of a setting's pace: a trial's typical result at 5 % step noise."""
+
 Setting = tuple[tuple[str, int], ...]
+
+
+class TypicalPace(NamedTuple):
+    """The typical pace of a setting, with its relative standard error."""
+
+    ns: float
+    error_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +86,9 @@ class SettingHistory:
 
     def __init__(self) -> None:
         self._readings: dict[Setting, deque[SettingReading]] = {}
-        self._paces: dict[Setting, float] = {}
+        self._paces: dict[Setting, TypicalPace] = {}
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
-        self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
+        self._forecasts: deque[tuple[str, Forecast, float]] = deque(maxlen=FORECASTS_MAX)
         self.windows = 0
         """Changes with every new window, so caches of what was computed from windows compare it."""
 
@@ -103,12 +117,12 @@ class SettingHistory:
         self.windows += 1
         return reading
 
-    def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
+    def note_pace(self, values: Mapping[str, int], pace_ns: float, error_ratio: float = PACE_ERROR) -> None:
         """Record a setting's typical pace; a newer one replaces an older one."""
         setting = setting_of(values)
         if setting not in self._paces and len(self._paces) >= SETTINGS_MAX:
             del self._paces[next(iter(self._paces))]
-        self._paces[setting] = pace_ns
+        self._paces[setting] = TypicalPace(pace_ns, max(PACE_ERROR, error_ratio))
 
     def forget(self) -> None:
         """Forget paces and windows, because conditions changed.  The record of forecasts stays."""
@@ -118,7 +132,8 @@ class SettingHistory:
 
     def pace(self, values: Mapping[str, int]) -> float | None:
         """Return the pace of the setting, None before it was noted."""
-        return self._paces.get(setting_of(values))
+        pace = self._paces.get(setting_of(values))
+        return None if pace is None else pace.ns
 
     def readings(self, values: Mapping[str, int]) -> Sequence[SettingReading]:
         """Return the windows of the setting."""
@@ -136,7 +151,11 @@ class SettingHistory:
 
     def paces_beside(self, values: Mapping[str, int], knobs: frozenset[str]) -> dict[Setting, float]:
         """Return the paces of such settings."""
-        return {s: pace for s, pace in self._paces.items() if is_beside(s, values, knobs)}
+        return {setting: pace.ns for setting, pace in self.typical_paces_beside(values, knobs).items()}
+
+    def typical_paces_beside(self, values: Mapping[str, int], knobs: frozenset[str]) -> dict[Setting, TypicalPace]:
+        """Return the paces of such settings with their errors."""
+        return {setting: pace for setting, pace in self._paces.items() if is_beside(setting, values, knobs)}
 
     def backward_ns(self, reading: SettingReading) -> float:
         """Return the length of the backward that overlaps with communication, the last micro-batch's."""
@@ -148,23 +167,32 @@ class SettingHistory:
     # --- forecasts ---
 
     @property
-    def forecasts(self) -> list[tuple[str, float, float]]:
-        """Knob, expected and measured gain of every forecast that was tested by a trial."""
+    def forecasts(self) -> list[tuple[str, Forecast, float]]:
+        """Knob, forecast and measured gain of every forecast that was tested by a trial."""
         return list(self._forecasts)
 
-    def remember(self, knob: str, expected: float, measured: float) -> None:
+    def remember(self, knob: str, forecast: Forecast, measured: float) -> None:
         """Keep a forecast beside what was measured; later forecasts of that knob state that error."""
-        self._forecasts.append((knob, expected, measured))
+        self._forecasts.append((knob, forecast, measured))
 
     def error_ratio(self, knob: str) -> float:
         """Return the relative error of earlier forecasts of the knob; the prior counts as one of them."""
-        pairs = [(expected, measured) for name, expected, measured in self._forecasts if name == knob]
+        pairs = [(forecast.gain_ratio, measured) for name, forecast, measured in self._forecasts if name == knob]
         errors = [min(1.0, abs(e - m) / max(abs(e), abs(m), SMALL_GAIN)) for e, m in pairs]
         return math.sqrt(fmean([SPREAD_PRIOR**2, *(error**2 for error in errors)]))
 
+    def error_factor(self, knob: str) -> float:
+        """Return by how many standard errors earlier forecasts of the knob were off; 1 counts as one of them."""
+        off = [
+            (forecast.gain_ratio - measured) / max(forecast.spread_ratio, PACE_ERROR)
+            for name, forecast, measured in self._forecasts
+            if name == knob
+        ]
+        return math.sqrt(fmean([1.0, *(one**2 for one in off)]))
+
     def spread(self, knob: str, gain: float) -> float:
         """Return the uncertainty from tested forecasts, but at least the prior."""
-        errors = [(expected - measured) ** 2 for name, expected, measured in self._forecasts if name == knob]
+        errors = [(forecast.gain_ratio - measured) ** 2 for name, forecast, measured in self._forecasts if name == knob]
         prior = SPREAD_PRIOR * abs(gain) + 0.01
         return max(prior, math.sqrt(fmean(errors))) if errors else prior
 

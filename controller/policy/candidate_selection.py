@@ -12,8 +12,10 @@ Pure.  Left out: when a trial begins (the policy), how it is judged (`ab_trial`)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from pacecar.config import TuneConfig
 
@@ -34,6 +36,9 @@ WAIT_FOR_WINDOWS_STEPS = 200
 """Wait for this many windows before a trial with an uncertain forecast, but only in the first WAIT_FOR_WINDOWS_STEPS
 steps, because windows have a budget of their own.  In a single window one late rank can distort a bucket's cost."""
 
+
+UNSURE_ERROR = 0.1
+"""Relative error of the pace of a candidate that was given up before two pairs."""
 
 TIE_SHARE = 0.99
 """Of a knob's candidates that should bring this share of the best one's, the nearest is tried."""
@@ -177,10 +182,10 @@ class CandidateSelection:
         """Take the end of a trial of `candidate` against `kept`."""
         knob, value, search = candidate.knob, candidate.value, self._search
         if end.gain_ratio is not None:
-            self.model.history.note_pace({**kept, knob: value}, typical_ns * (1 - end.gain_ratio))
-            gain = known_gain(candidate.forecast)
-            if gain is not None:
-                self.model.history.remember(knob, gain, end.gain_ratio)
+            error = stdev(savings) / math.sqrt(len(savings)) if len(savings) > 1 else UNSURE_ERROR
+            self.model.history.note_pace({**kept, knob: value}, typical_ns * (1 - end.gain_ratio), error)
+            if candidate.forecast is not None and not candidate.forecast.is_floor:
+                self.model.history.remember(knob, candidate.forecast, end.gain_ratio)
         self._unproven[knob, value] = savings
         if outcome == "kept":
             self._unproven.clear()

@@ -275,7 +275,11 @@ class GeometricSearch:
             forecasts = self._open_forecasts(knob, values, expect) if near else {}
             if full is not None:
                 forecasts = {value: forecast for value, forecast in forecasts.items() if value <= values[knob]}
-            leaps = [value for value, forecast in forecasts.items() if forecast.gain_ratio > 0 and value not in near]
+            leaps = [
+                value
+                for value, forecast in forecasts.items()
+                if value not in near and forecast.gain_ratio > 0 and (knob not in OF_MEMORY or forecast.sure_ratio > 0)
+            ]
             for value in (*near, *leaps):
                 forecast = forecasts[value] if value in forecasts else expect(knob, values, value)
                 is_more = value > values[knob]

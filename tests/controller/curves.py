@@ -178,17 +178,23 @@ def simulate(link: Link) -> Curve:
     )
 
 
-def simulate_micro_batch() -> Curve:
-    """32 samples a step: 12 ms a pass, 6 ms a sample, 4 % more for every doubling beyond 8, where the cache ends."""
+def simulate_micro_batch(name: str, start: int, pass_ms: float, spill: float, fits: int) -> Curve:
+    """32 samples a step, 6 ms a sample, `spill` more for every doubling beyond `fits`, where the cache ends."""
     points = {}
     for size in (1, 2, 4, 8, 16, 32):
-        spill = 1.0 + 0.04 * max(0, size.bit_length() - 4)
-        points[(("micro_batch", size),)] = Point(round((12 * 32 / size + 6 * 32 * spill) * 1e6))
-    return Curve("micro-batch of 2, batch of 32", {"micro_batch": 2}, points, batch_samples=32)
+        slower = 1.0 + spill * max(0, size.bit_length() - fits.bit_length())
+        points[(("micro_batch", size),)] = Point(round((pass_ms * 32 / size + 6 * 32 * slower) * 1e6))
+    return Curve(name, {"micro_batch": start}, points, batch_samples=32)
 
 
 def simulate_all() -> list[Curve]:
-    return [*map(simulate, LINKS), simulate_micro_batch()]
+    micro_batches = (
+        simulate_micro_batch("micro-batch of 2, batch of 32", 2, 12, 0.04, 8),
+        simulate_micro_batch("micro-batch of 4, larger ones leave the cache", 4, 1, 0.25, 4),
+        simulate_micro_batch("micro-batch of 8, all alike", 8, 0.2, 0.0, 8),
+        simulate_micro_batch("micro-batch of 32, smaller ones fit the cache", 32, 2, 0.1, 4),
+    )
+    return [*map(simulate, LINKS), *micro_batches]
 
 
 def dump(curves: Iterable[Curve], *, source: str = "simulated") -> str:
