@@ -1,4 +1,4 @@
-"""Forecasts what another micro-batch would save, by Gaussian process regression on the paces of those that were timed.
+"""Forecasts what another micro-batch size would save, by Gaussian process regression on the sizes that were timed.
 
 At a constant global batch, with c(m) micro-batches of m samples, a step relative to the present one (m0) takes
 
@@ -7,8 +7,8 @@ At a constant global batch, with c(m) micro-batches of m samples, a step relativ
 `work` is done for every sample and `fixed` for every micro-batch (launches, weights read).  `drift` is what samples
 cost more where they no longer fit into a cache, or less where they fill a device: a random walk from the present size
 in both directions, so that what is known of smaller sizes says little of larger ones.  All are Gaussian, and the error
-of a forecast grows with the distance.  An exact window says what of the step is host-bound, a lower bound of `fixed`;
-without one there is no forecast until a second size was timed.
+of a forecast grows with the distance.  An exact window shows which share of the step is host-bound, a lower bound of
+`fixed`; without one there is no forecast until a second size was timed.
 
 Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, section 2.2, one reading at a time.  Pure.
 """
@@ -24,16 +24,17 @@ from .setting_history import TypicalPace
 __all__ = ["expect_micro_batch"]
 
 FIXED_SAMPLES = 0.5
-"""Samples that take as long as what each micro-batch costs beyond its host-bound time: one in three at a micro-batch of
-one sample, one in nine at four."""
+"""Samples that take as long as what each micro-batch costs beyond its host-bound time, so that this is a third of the
+step at micro-batches of one sample and a ninth at four."""
 
 FIXED_ERROR = 0.1
-"""The standard error of that share of the step is the share and this."""
+"""Standard error of that share, in addition to the share itself."""
 
 DRIFT_ERROR = 0.1
 """Standard error of what the first doubling or halving adds for every sample."""
 
 WORK_ERROR = 0.3
+"""Standard error of the work of all samples, as a share of the step."""
 
 GAIN_MAX = 0.9
 
@@ -77,5 +78,5 @@ def expect_micro_batch(
         ]
     i, j = sizes.index(here), sizes.index(to)
     spread = math.sqrt(max(0.0, covariance[i][i] + covariance[j][j] - 2 * covariance[i][j]))
-    basis = f"{count} -> {new_count} micro-batches, from {len(paces)} timed"
+    basis = f"{count} -> {new_count} micro-batches; sizes timed: {len(paces)}"
     return Forecast(min(GAIN_MAX, mean[i] - mean[j]), spread, basis)

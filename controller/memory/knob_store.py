@@ -117,6 +117,10 @@ class _Header(msgspec.Struct, frozen=True):
     version: int = 0
 
 
+_header = msgspec.json.Decoder(_Header)
+_contents = msgspec.json.Decoder(_Contents)
+
+
 class KnobsFileError(RuntimeError):
     """The file cannot be used; the message names it and says why."""
 
@@ -244,12 +248,12 @@ def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[StoredKnobs, ...]
     if not raw:  # an empty file, as `touch` makes it
         return ()
     try:
-        header = msgspec.json.decode(raw, type=_Header)
+        header = _header.decode(raw)
         if header.format == FORMAT and header.version != VERSION:
             raise DamagedError(
                 f"{path}: of version {header.version}, this pacecar reads {VERSION}", f"version-{header.version}"
             )
-        return msgspec.json.decode(raw, type=_Contents).entries
+        return _contents.decode(raw).entries
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: damaged: {error}", "damaged") from error
 

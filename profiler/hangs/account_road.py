@@ -158,7 +158,6 @@ _decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "window_order": msgspec.msgpack.Decoder(WindowState),
     "window_part": msgspec.msgpack.Decoder(WindowState),
 }
-# Made here: a decoder finds the types of its fields by their modules, which an upgrade may have replaced.
 _door = msgspec.json.Decoder(Door)
 _road = msgspec.json.Decoder(Road)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -117,6 +118,25 @@ def test_what_was_attached_asks_for_no_module_any_more() -> None:
     for case, one in zip(ASKED, run(ASKED)[1:], strict=True):
         assert (one.code, len(one.losses.split())) == (0, 20), (case, one)
         assert said_lines(one.errors)[-1] == "asked for []", (case, one)
+
+
+def is_of_ours(kind: ast.expr) -> bool:
+    """Return whether the annotation names a class; builtin types have small letters."""
+    return any(isinstance(node, ast.Name) and node.id.lstrip("_")[0].isupper() for node in ast.walk(kind))
+
+
+def test_what_runs_in_a_job_makes_its_decoders_when_it_is_imported() -> None:
+    """A decoder looks for the types of its fields in their modules, which an upgrade may have replaced later."""
+    calls = [
+        (path.name, node.lineno, keyword.value)
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode"
+        for keyword in node.keywords
+        if keyword.arg == "type"
+    ]
+    assert calls
+    assert [call for call in calls if is_of_ours(call[2])] == []
 
 
 def check_ranks(cases: list[Case]) -> list[list[Ended]]:
