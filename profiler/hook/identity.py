@@ -62,7 +62,7 @@ from pacecar.torch_internals import need
 
 from ..ranks.data_parallel import parallel_of
 from ..transport.record_queue import FieldFilter
-from ..transport.rendezvous import interface_addresses, route_to
+from ..transport.rendezvous import innermost, interface_addresses, route_to
 
 __all__ = ["AGREE_SECONDS", "agree", "collective_interface", "job_id", "launch_of", "make_hello", "model_device"]
 
@@ -249,9 +249,6 @@ AGREE_SECONDS = 5.0
 
 KEY = "pacecar/launch"
 
-PREFIXES_MAX = 16
-"""The most prefixes around the store itself; torch adds one or two."""
-
 _JOB = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID")
 _OF_MPI = (*_JOB, "PMIX_NAMESPACE")
 """Slurm's step is not included: mpirun starts the ranks of its own node outside of one."""
@@ -306,11 +303,7 @@ def agree(store: Any, proposal: str, *, seconds: float = AGREE_SECONDS) -> str |
 
 
 def _exchange(store: Any, proposal: str) -> str:  # noqa: ANN401
-    for _ in range(PREFIXES_MAX):
-        inner = getattr(store, "underlying_store", None)
-        if inner is None:
-            break
-        store = inner
+    store = innermost(store)
     launch: str = store.compare_set(KEY, "", proposal).decode()
     if not store.check([KEY]):  # torch's FileStore after its file was removed
         raise LookupError("it forgets what is written to it")

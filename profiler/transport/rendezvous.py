@@ -50,6 +50,7 @@ __all__ = [
     "choose",
     "consult",
     "host_identity",
+    "innermost",
     "interface_addresses",
     "is_loopback",
     "life",
@@ -419,10 +420,16 @@ def _unreachable(address: str, port: int, rest: Callable[[float], object]) -> st
         return error.strerror or str(error)
 
 
-def _route_to_store(store: Any) -> tuple[str, str] | None:  # noqa: ANN401  dist.Store
-    """Return this rank's and the store's address on the route to the store; None if the store has no address."""
+def innermost(store: Any) -> Any:  # noqa: ANN401  dist.Store
+    """Return the store that holds the keys of `store`, without the prefixes around it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
+    return store
+
+
+def _route_to_store(store: Any) -> tuple[str, str] | None:  # noqa: ANN401  dist.Store
+    """Return this rank's and the store's address on the route to the store; None if the store has no address."""
+    store = innermost(store)
     host, port = getattr(store, "host", None), getattr(store, "port", None)
     return route_to(host, port) if host and port else None
 

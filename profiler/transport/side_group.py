@@ -29,7 +29,7 @@ from pacecar.torch_internals import find, need, own_has
 
 from ..windows import recording_switch
 from ..windows.session_pause import without_sessions
-from .rendezvous import ADVICE, all_succeeded, consult, life
+from .rendezvous import ADVICE, all_succeeded, consult, innermost, life
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -75,12 +75,15 @@ def is_lost(error: BaseException) -> bool:
 
 
 def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
-    """Return the job's store, on its own connection if it can be cloned, so that a wait does not block the job.
+    """Return the job's store, on its own connection if it can have one, so that a wait does not block the job.
 
-    Torch before 2.7 cannot clone a store, so short requests go over the job's own connection.
+    Torch before 2.7 cannot clone a store, so short requests go over the job's own connection.  A FileStore has no
+    connection, and freeing a clone of it writes to the file.  If the process exits in the middle of that, every other
+    rank's next call of its store reads the unfinished entry forever (torch 2.13, FileStore.cpp, `File::read`).
     """
     store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
-    return store.clone() if hasattr(store, "clone") else store
+    is_file = isinstance(innermost(store), dist.FileStore)  # type: ignore[attr-defined]
+    return store.clone() if hasattr(store, "clone") and not is_file else store
 
 
 def make_group(

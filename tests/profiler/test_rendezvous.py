@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from pacecar.profiler.transport import side_group
 from pacecar.profiler.transport.rendezvous import (
     Place,
     RendezvousError,
@@ -147,6 +148,20 @@ def test_where_the_store_has_no_address_the_host_name_counts(monkeypatch: pytest
     monkeypatch.setattr(socket, "gethostname", lambda: "no.such.host.invalid")
     assert whereabouts(file, {}).addresses == ("127.0.0.1",)
     assert "resolves to nothing" in whereabouts(file, {}).origin
+
+
+def test_a_rank_that_closes_writes_nothing_into_the_file_of_a_file_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "store"
+    store = dist.PrefixStore("default_pg", dist.FileStore(str(file), 2))
+    monkeypatch.setattr(side_group, "need", lambda name: lambda: store)
+    job = side_group.job_store()
+    job.set("here", "")
+    written = file.read_bytes()
+    assert b"here" in written
+    del job
+    assert file.read_bytes() == written, "an exit in the middle of writing would hang the other ranks"
 
 
 def test_an_ipv6_address_of_an_interface_is_one_that_other_hosts_can_use(tmp_path: Path) -> None:

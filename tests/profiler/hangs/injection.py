@@ -39,6 +39,9 @@ WATCH_SECONDS = 26.0
 START_SECONDS = 240.0
 HEALTHY_SECONDS = 600.0
 
+LOG_CHARACTERS = 20_000
+"""Of the end of a rank's stderr: a rank whose peer was killed adds a long error of torch to what it said before."""
+
 ENDED_SECONDS = 10.0
 """How long to look for the record that a hang is over."""
 
@@ -148,7 +151,7 @@ def _inject(folder: Path, case: Case, watch: Callable[[], None], net: Hosts | No
         ended = finish(ranks, 5.0)
     for verdict in verdicts:
         verdict["seconds"] = None if begun_ns is None else (verdict["wall_ns"] - begun_ns) / 1e9
-    log = "\n".join(f"rank {number} ({end.code}): {end.err[-1500:]}" for number, end in enumerate(ended))
+    log = "\n".join(f"rank {number} ({end.code}): {end.err[-LOG_CHARACTERS:]}" for number, end in enumerate(ended))
     return Outcome(verdicts, has_ended, log)
 
 
