@@ -43,6 +43,10 @@ UNSURE_ERROR = 0.1
 TIE_SHARE = 0.99
 """Of a knob's candidates that should bring this share of the best one's, the nearest is tried."""
 
+HOPED_GAIN = 0.3
+"""A gain that a candidate without a forecast may well have.  If not even that could be proven at the present noise, a
+trial would only lose time."""
+
 WAITING = "waiting for windows to tell more"
 
 
@@ -123,12 +127,15 @@ class CandidateSelection:
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
         worth: dict[Candidate, float] = {}
         for candidate in found:
-            net_steps = self._net_steps(candidate, pair_noise, window_steps, trial_steps, steps)
-            if net_steps is not None:
-                worth[candidate] = net_steps
+            change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
+            proof_steps = pair_steps(window_steps) * proof_pairs(_hoped_gain(candidate), pair_noise)
+            net_steps = self._net_steps(candidate, trial_steps, steps)
+            if net_steps <= 0 and not _is_open(candidate):
+                left_out.append(phrases.hopeless(change))
+            elif proof_steps > horizon_steps(steps):
+                left_out.append(phrases.unprovable(change, proof_steps))
             else:
-                change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
-                left_out.append(f"{change}: not expected to pay for a trial")
+                worth[candidate] = net_steps
         if not worth:
             return CandidateChoice(None, "; ".join(left_out) or "nothing near it is better")
         costs = {candidate: typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth}
@@ -147,21 +154,12 @@ class CandidateSelection:
             loss = expected_loss(forecast.gain_ratio, forecast.spread_ratio)
         return 2 * SWITCH_STEPS + trial_steps * loss
 
-    def _net_steps(
-        self, candidate: Candidate, pair_noise: float, window_steps: int, trial_steps: int, steps: int
-    ) -> float | None:
-        """Return what a trial should bring over its cost, in steps' worth of time; None if it is not worth one.
-
-        Without a forecast a trial is always worth its cost, and the prior says which comes first.
-        """
-        forecast, horizon, dead_band = candidate.forecast, horizon_steps(steps), self._config.dead_band
-        cost_steps = self._cost_steps(candidate, trial_steps)
-        if forecast is None or forecast.is_floor:
-            gain = candidate.rank_gain
-            return expected_gain(gain, abs(gain) / 2, dead_band) * horizon - cost_steps
-        pairs = proof_pairs(forecast.gain_ratio + forecast.spread_ratio, pair_noise)
-        net_steps = expected_gain(forecast.gain_ratio, forecast.spread_ratio, dead_band) * horizon - cost_steps
-        return net_steps if net_steps > 0 and pair_steps(window_steps) * pairs <= horizon else None
+    def _net_steps(self, candidate: Candidate, trial_steps: int, steps: int) -> float:
+        """Return what a trial should bring over its cost, in steps' worth of time."""
+        forecast, gain = candidate.forecast, candidate.rank_gain
+        spread = abs(gain) / 2 if forecast is None or forecast.is_floor else forecast.spread_ratio
+        worth = expected_gain(gain, spread, self._config.dead_band) * horizon_steps(steps)
+        return worth - self._cost_steps(candidate, trial_steps)
 
     def pairs_max(self, steps: int, window_steps: int) -> int:
         """Return the most pairs of a trial that begins after `steps` steps: half of those that may still come."""
@@ -234,6 +232,20 @@ class CandidateSelection:
 
     def _expect(self, knob: str, kept: dict[str, int]) -> Callable[[int], Forecast | None]:
         return lambda value: self.model.expect(knob, kept, value)
+
+
+def _is_open(candidate: Candidate) -> bool:
+    """Return whether no forecast bounds the gain: a trial is then worth its cost, and the prior only orders it."""
+    return candidate.forecast is None or candidate.forecast.is_floor
+
+
+def _hoped_gain(candidate: Candidate) -> float:
+    """Return the largest gain that is not far-fetched."""
+    forecast = candidate.forecast
+    if forecast is None:
+        return HOPED_GAIN
+    hoped = forecast.gain_ratio + forecast.spread_ratio
+    return max(HOPED_GAIN, hoped) if forecast.is_floor else hoped
 
 
 def _is_clear(found: Sequence[Candidate], dead_band: float) -> bool:

@@ -292,7 +292,7 @@ class GeometricSearch:
                     if f"{knob}: {forecast.basis}" not in left_out:
                         left_out.append(f"{knob}: {forecast.basis}")
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
-                    left_out.append(f"{phrases.change(knob, values[knob], value)}: not expected to pay for a trial")
+                    left_out.append(phrases.hopeless(phrases.change(knob, values[knob], value)))
                 elif forecast.is_floor:
                     found.append(Candidate(knob, value, forecast, max(prior, forecast.gain_ratio)))
                 else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pacecar.knobs import setting
 
 from ..experiment.ab_trial import AbortCause, TrialEnd
@@ -12,11 +14,13 @@ __all__ = [
     "UNEARNED",
     "change",
     "expectation",
+    "hopeless",
     "progress",
     "saving",
     "setting",
     "staying",
     "trial_reason",
+    "unprovable",
     "verdict_reason",
 ]
 
@@ -26,6 +30,19 @@ UNEARNED = "no trial yet: the first profiled step comes before it, and the overh
 def change(knob: str, old: int, new: int) -> str:
     """Return "knob old -> new"."""
     return f"{knob} {setting(knob, old)} -> {setting(knob, new)}"
+
+
+def hopeless(change: str) -> str:
+    """Return that a change is left out because it should cost more than it gains."""
+    return f"{change}: not expected to pay for a trial"
+
+
+def unprovable(change: str, steps: float) -> str:
+    """Return that a change is left out for now because a trial would take so many steps to prove it."""
+    if steps == math.inf:
+        return hopeless(change)
+    unit = 10 ** math.floor(math.log10(steps))  # one digit, so that not every window changes the text
+    return f"{change}: not tried yet, at this noise a proof takes about {math.ceil(steps / unit) * unit} steps"
 
 
 def staying(knob: str, now: int, old: int) -> str:

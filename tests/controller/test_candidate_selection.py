@@ -71,6 +71,23 @@ def test_where_the_default_is_best_nothing_is_tried() -> None:
     assert "not expected to pay" in why
 
 
+@pytest.mark.parametrize(
+    ("pair_noise", "steps", "said"),
+    [(0.1, 30, None), (0.6, 30, "about 800 steps"), (0.6, 1000, None), (2.0, 1000, "about 9000 steps")],
+)
+def test_what_cannot_be_proven_in_time_is_not_tried_and_says_how_long_it_would_take(
+    pair_noise: float, steps: int, said: str | None
+) -> None:
+    selection, budget = CandidateSelection(TuneConfig(), FACTS, [SPACE]), ExplorationBudget(0.01)
+    budget.pass_step(300 * MS)
+    choice = selection.choose(
+        {"bucket_bytes": DEFAULT}, budget, typical_ns=300 * MS, pair_noise=pair_noise, window_steps=8, latency=8,
+        steps=steps,
+    )  # fmt: skip
+    assert (choice.candidate is None) == (said is not None)
+    assert said is None or f"not tried yet, at this noise a proof takes {said}" in choice.why_not
+
+
 def test_hope_alone_waits_for_windows_and_certainty_does_not() -> None:
     value, why = _choice(40 * MS, 8.3)
     assert value is None
