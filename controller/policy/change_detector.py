@@ -34,7 +34,7 @@ from statistics import median
 
 from ..forecast.setting_history import Setting, setting_of
 from ..observation import Observation
-from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker
+from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker, TrackedPace
 
 __all__ = [
     "CALM_STEPS",
@@ -62,6 +62,10 @@ NOISE_MIN = 0.1
 """Least noise: a few windows that happen to agree must cause no false alarms (one bucket took 29.7 and 31.7 ms)."""
 
 
+AWAIT_STEPS = 32
+"""After a change, trials wait this long for a window: one without a forecast may cost more."""
+
+
 @dataclass(frozen=True, slots=True)
 class DetectedChange:
     """A change of the job's conditions: `what` changed, in words, and the `windows` since.
@@ -81,27 +85,34 @@ class ChangeDetector:
         self._watch = PaceTracker()
         self._link = LinkChangeDetector()
         self._recent: deque[Observation] = deque(maxlen=CONFIRM_WINDOWS)
+        self._jumping: PaceAlarm | None = None
+        self._awaited_until: int | None = None
 
     def restart(self) -> None:
         """Start tracking the pace of another setting."""
-        self._watch = PaceTracker()
+        self._watch, self._jumping = PaceTracker(), None
 
     def keep_window(self, step: Observation) -> None:
         """Keep an exact window of any setting."""
         if step.exact:
             self._recent.append(step)
+            self._awaited_until = None
 
     def observe(
-        self, kept: Mapping[str, int], level: float | None, noise: float, step: Observation
+        self, kept: Mapping[str, int], level: float | None, pace: TrackedPace, step: Observation
     ) -> DetectedChange | None:
         """Take a step of the kept setting outside trials, and the level of the window that it ended, if any."""
         factor = self._link.observe(kept, step)
-        change = None if level is None else self.pace([level], noise, step)
+        change = None if level is None else self.pace([level], pace.window_noise, step)
+        jump = pace.jump(step.step)
+        if change is None and jump is not None:
+            change = self._moved(jump)
+        self._jumping = None if change is not None else pace.jump(step.step, surely=False)
         if change is not None or factor is None:
             return change
-        suspicion, windows = self._watch.suspicion, tuple(self._recent)
+        suspicion, windows = self._watch.suspicion or self._jumping, tuple(self._recent)
         if suspicion is not None:
-            self._watch = PaceTracker()
+            self.restart()
         return DetectedChange(f"all-reduces take {factor:.2g} times as long as before", windows, suspicion)
 
     def pace(self, levels: Sequence[float], noise: float, step: Observation) -> DetectedChange | None:
@@ -109,20 +120,29 @@ class ChangeDetector:
         for level in levels:
             alarm = self._watch.observe(level, noise, step=step.step)
             if alarm is not None:
-                self._watch, self._link = PaceTracker(), LinkChangeDetector()
-                way = "slower" if alarm.change_ratio > 0 else "faster"
-                return DetectedChange(
-                    f"the pace is {abs(alarm.change_ratio):.0%} {way} than before",
-                    [window for window in self._recent if window.step > alarm.suspected_at],
-                    alarm,
-                )
+                return self._moved(alarm)
         return None
+
+    def _moved(self, alarm: PaceAlarm) -> DetectedChange:
+        self.restart()
+        self._link = LinkChangeDetector()
+        way = "slower" if alarm.change_ratio > 0 else "faster"
+        windows = [window for window in self._recent if window.step > alarm.suspected_at]
+        if self._recent and not windows:
+            self._awaited_until = alarm.suspected_at + AWAIT_STEPS
+        return DetectedChange(f"the pace is {abs(alarm.change_ratio):.0%} {way} than before", windows, alarm)
+
+    def awaits_window(self, step: int) -> bool:
+        """Return whether no trial should begin at `step`: the first window since the pace moved is still to come."""
+        if self._awaited_until is not None and step >= self._awaited_until:
+            self._awaited_until = None
+        return self._awaited_until is not None
 
     def wants_window(self) -> bool:
         """Return whether conditions seem to have changed and windows since then are missing."""
-        alarm = self._watch.suspicion
+        alarm = self._watch.suspicion or self._jumping
         if alarm is None:
-            return self._link.is_suspicious
+            return self._link.is_suspicious or self._awaited_until is not None
         return sum(window.step > alarm.suspected_at for window in self._recent) < CONFIRM_WINDOWS
 
 

@@ -74,6 +74,21 @@ JUMP_MIN = 0.2
 CONFIRM_WINDOWS_MIN = 2
 """Fewest windows that confirm any change: one alone proves nothing."""
 
+JUMP_STEPS = 11
+JUMP_NS = 5_000_000_000
+"""A jump has lasted if nearly all of this many steps show it, and as many as take this long: where steps are long,
+windows would take half a minute to tell.  Bursts of another job last seconds, not steps."""
+
+JUMP_SHARE = 0.9
+"""The share of those steps that are beyond half of the jump."""
+
+JUMP_SPREADS, JUMP_NOISES = 3.0, 5.0
+"""Least jump, in standard deviations of the steps before it, and of windows: those are larger if slow steps follow slow
+ones."""
+
+BEFORE_STEPS_MIN = 16
+"""Steps that a jump is compared with."""
+
 FOLLOW = 0.05
 """Share of a window's (clipped) deviation that the reference takes over: it follows drift but not a jump."""
 
@@ -171,10 +186,31 @@ class TrackedPace:
         count = min(self.window_steps, self.settled_steps, len(self._recent))
         return list(self._recent)[len(self._recent) - count :]
 
-    @property
-    def last_windows(self) -> list[float]:
-        """The steps of the last two windows."""
-        return list(self._recent)[-2 * self.window_steps :]
+    def last(self, steps: int) -> list[float]:
+        """Return the last steps, at most those of two windows."""
+        return list(self._recent)[-min(steps, 2 * self.window_steps) :]
+
+    def jump(self, step: int, *, surely: bool = True) -> PaceAlarm | None:
+        """Return how far the pace has jumped, as the steps up to `step` show; else None.
+
+        Not `surely`: half as many steps suffice, to suspect it.
+        """
+        recent, last = self._recent, len(self._recent) - 1
+        if last < BEFORE_STEPS_MIN or abs(recent[last] - recent[last - BEFORE_STEPS_MIN]) < JUMP_MIN / 2:
+            return None  # cheap: asked at every step
+        count = max(JUMP_STEPS, math.ceil(JUMP_NS / math.exp(recent[last]))) if surely else JUMP_STEPS // 2
+        if last < BEFORE_STEPS_MIN + count:
+            return None
+        paces = list(recent)
+        before, after = paces[:-count], paces[-count:]
+        usual = median(before)
+        shift = median(after) - usual
+        spread = median(abs(pace - usual) for pace in before) / QUARTILE * (1 + 1 / math.sqrt(len(before)))
+        if abs(shift) < max(JUMP_MIN, JUMP_SPREADS * spread, JUMP_NOISES * self.window_noise):
+            return None
+        if sum((pace - usual) / shift > 1 / 2 for pace in after) < JUMP_SHARE * count:
+            return None
+        return PaceAlarm(math.expm1(shift), math.ceil(count / self.window_steps), step - count)
 
     @property
     def typical(self) -> float:

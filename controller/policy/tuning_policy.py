@@ -252,7 +252,7 @@ class TuningPolicy(Policy):
         if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._selection.is_clear(self._kept, self._pace.typical_ns)):
             self._report("warming", "measuring the pace and its noise with nothing changed", step)
             return
-        change = self._changes.observe(self._kept, level, self._pace.window_noise, step)
+        change = self._changes.observe(self._kept, level, self._pace, step)
         if change is not None:
             self._reopen(change, step)
         elif level is not None and self._is_patience_over:
@@ -292,6 +292,9 @@ class TuningPolicy(Policy):
         pace = self._pace
         if pace.settled_steps + latency < pace.window_steps or pace.recent_steps < TYPICAL_STEPS_MIN:
             self._report("screening", f"letting {self._describe(self._kept)} settle", step)
+            return
+        if self._changes.awaits_window(step.step):
+            self._report("screening", "waiting for a profiled step since the pace changed", step)
             return
         typical_ns = pace.typical_ns
         if not step.can_pay_for(TRIAL_SWITCHES):
@@ -420,7 +423,7 @@ class TuningPolicy(Policy):
         if change.alarm is not None:
             steps = 2 * self._pace.window_steps * change.alarm.windows
             self._pace.drop_nulls(change.alarm.windows)
-            self._pace.resume(self._pace.last_windows)
+            self._pace.resume(self._pace.last(step.step - change.alarm.suspected_at))
         self._selection.reopen(change.windows)
         self._advice.clear()
         self._budget.start_anew(self._mean_ns or step.pace_ns, steps=steps)

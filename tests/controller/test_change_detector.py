@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.forecast.bucket_model import pack_buckets, play
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.change_detector import ChangeDetector
+from pacecar.controller.policy.pace_tracker import TrackedPace
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.plant import MIB, Plant, gaussian
@@ -99,8 +101,9 @@ def test_windows_since_the_suspicion_inform_the_new_search() -> None:
     """The pace moves; the forecasts after it rest on windows of the new link, not on none."""
     world = World(3.0, 12.0, shows=True)  # 120 ms of all-reduces under 300 of backward, then 480 beside it
     plant = _run(world, 700)
-    again = [status.step for status in plant.statuses if "slower than before: searching again" in status.detail]
+    again = [status.step for status in plant.statuses if "searching again" in status.detail]
     assert len(again) == 1
+    assert again[0] <= CHANGE_AT + 15
     after = [decision for decision in plant.decisions if decision.step >= again[0]]
     assert after
     assert "timeline" in after[0].reason
@@ -116,10 +119,63 @@ def test_the_windows_of_the_new_world_are_what_a_change_carries() -> None:
             step, 1, values, 400 * MS, True, world.ledger(step, 400 * MS), True, backward=world.backward(step, values)
         )
         lookout.keep_window(window)
-        change = lookout.observe(values, None, 0.01, window)
+        change = lookout.observe(values, None, TrackedPace(), window)
         if change is not None:
             changes.append(change)
     assert len(changes) == 1
     assert changes[0].alarm is None
     assert all(window.step >= CHANGE_AT for window in changes[0].windows)
     assert all(b.step > a.step for a, b in pairwise(changes[0].windows))
+
+
+def _noticed(paces_ms: list[float]) -> list[int]:
+    """Return after which of these steps it is said that the pace changed."""
+    lookout, pace, found = ChangeDetector(), TrackedPace(), []
+    for number, pace_ms in enumerate(paces_ms, 1):
+        step = Observation(number, number, {}, round(pace_ms * MS))
+        level = pace.observe(step.pace_ns, profiled=False)
+        change = lookout.observe({}, level, pace, step)
+        if change is not None:
+            assert change.alarm is not None
+            found.append(number)
+            pace.resume(pace.last(number - change.alarm.suspected_at))
+    return found
+
+
+def _steps(count: int, pace_ms: float, noise: float, seed: int) -> list[float]:
+    draw = random.Random(seed)
+    return [pace_ms * (1 + draw.gauss(0, noise)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.03])
+@pytest.mark.parametrize(("pace_ms", "factor"), [(500, 1.3), (500, 1 / 1.4), (1500, 1.3), (5000, 2.0), (400, 1.6)])
+def test_a_jump_of_long_steps_is_noticed_within_15(pace_ms: float, factor: float, noise: float) -> None:
+    for seed in range(5):
+        before = 100 + seed
+        steps = _steps(before, pace_ms, noise, seed) + _steps(100, pace_ms * factor, noise, seed + 50)
+        found = _noticed(steps)
+        assert len(found) == 1
+        assert before + 5 <= found[0] <= before + 15
+
+
+def _jumps(paces_ms: list[float]) -> int:
+    pace, found = TrackedPace(), 0
+    for step, pace_ms in enumerate(paces_ms):
+        pace.observe(round(pace_ms * MS), profiled=False)
+        found += pace.jump(step) is not None
+    return found
+
+
+@pytest.mark.parametrize(("pace_ms", "burst"), [(500, 5), (500, 9), (100, 30), (50, 60)])
+def test_a_burst_of_another_job_is_no_jump(pace_ms: float, burst: int) -> None:
+    """It lasts seconds: under five, here."""
+    for seed in range(5):
+        steps = _steps(100 + seed, pace_ms, 0.02, seed) + _steps(burst, 1.6 * pace_ms, 0.02, seed)
+        assert not _jumps(steps + _steps(100, pace_ms, 0.02, seed + 50))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_steps_that_are_long_now_and_then_are_no_jump(share: float) -> None:
+    for seed in range(5):
+        draw = random.Random(seed)
+        assert not _jumps([pace * (1.5 if draw.random() < share else 1) for pace in _steps(3000, 500, 0.02, seed)])
