@@ -182,8 +182,8 @@ class AbTrial:
 
     It takes every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
     `latency_steps` is the shortest delay of a switch so far, None before the first.  `nulls_seen` are null pairs for
-    later trials (in this one they would depend on the pairs), and `take_levels` returns the new windows under
-    `incumbent`, for the change detector.
+    later trials (in this one they would depend on the pairs).  `take_levels` and `take_paces` return the new windows
+    and steps under `incumbent`, for the change detector.
     """
 
     def __init__(
@@ -225,6 +225,7 @@ class AbTrial:
         self._begun = False
         self.nulls_seen: list[float] = []
         self._levels: list[float] = []
+        self._paces: list[float] = []
 
     @property
     def wanted(self) -> dict[str, int]:
@@ -262,6 +263,7 @@ class AbTrial:
         log_pace = math.log(step.pace_ns)
         if not self._begun:
             self._opening.append(log_pace)
+            self._paces.append(log_pace)
             return None
         if step.step - self._entered_step < self._settle_steps:
             return None
@@ -276,6 +278,11 @@ class AbTrial:
         """Return the log paces of windows under `incumbent` since the last call."""
         levels, self._levels = self._levels, []
         return levels
+
+    def take_paces(self) -> list[float]:
+        """Return the log paces of judged steps under `incumbent` since the last call."""
+        paces, self._paces = self._paces, []
+        return paces
 
     def give_up(self, reason: str) -> TrialEnd:
         """End the trial from outside, for `reason`: the budget is spent, or conditions changed."""
@@ -318,6 +325,8 @@ class AbTrial:
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
+        if arm == "A":
+            self._paces.append(log_pace)
         count, window = len(self._stretch), self._window_steps
         if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
             slower = math.expm1(min(self._stretch) - self._usual)

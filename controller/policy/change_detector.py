@@ -104,9 +104,7 @@ class ChangeDetector:
         """Take a step of the kept setting outside trials, and the level of the window that it ended, if any."""
         factor = self._link.observe(kept, step)
         change = None if level is None else self.pace([level], pace.window_noise, step)
-        jump = pace.jump(step.step)
-        if change is None and jump is not None:
-            change = self._moved(jump)
+        change = change or self.jump(pace, step)
         self._jumping = None if change is not None else pace.jump(step.step, surely=False)
         if change is not None or factor is None:
             return change
@@ -122,6 +120,11 @@ class ChangeDetector:
             if alarm is not None:
                 return self._moved(alarm)
         return None
+
+    def jump(self, pace: TrackedPace, step: Observation) -> DetectedChange | None:
+        """Take a step that `pace` has seen, also in a trial."""
+        alarm = pace.jump(step.step)
+        return None if alarm is None else self._moved(alarm)
 
     def _moved(self, alarm: PaceAlarm) -> DetectedChange:
         self.restart()

@@ -102,6 +102,7 @@ class TrackedPace:
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS_MAX)
         self._sum_ns = 0.0  # of the recent steps; used at every one of them
+        self._expected: deque[float] = deque(maxlen=RECENT_STEPS_MAX)  # as recent, and those before the last change
         self._filling: list[float] = []
         self._half: float | None = None
         self._since_switch = 0
@@ -111,8 +112,11 @@ class TrackedPace:
         alike."""
         self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
 
-    def restart(self) -> None:
-        """Start over under a new setting or new conditions; keep the learned noise."""
+    def restart(self, gain_ratio: float | None = None) -> None:
+        """Start over under a new setting, which saves `gain_ratio`, or new conditions; keep the learned noise."""
+        faster = [] if gain_ratio is None else [pace + math.log1p(-gain_ratio) for pace in self._expected]
+        self._expected.clear()
+        self._expected.extend(faster)
         self._recent.clear()
         self._sum_ns = 0.0
         self.interrupt()
@@ -126,6 +130,7 @@ class TrackedPace:
         """Start over with these steps, which came after conditions changed."""
         self.restart()
         self._recent.extend(log_paces)
+        self._expected.extend(log_paces)
         self._sum_ns = math.fsum(math.exp(x) for x in self._recent)
         self._since_switch = SETTLE_STEPS
 
@@ -138,16 +143,21 @@ class TrackedPace:
         """Add null pairs from the longer stretches of a trial."""
         self._noise.extend(pairs)
 
+    def follow(self, log_pace: float) -> None:
+        """Take a judged step of a trial that had this setting in force."""
+        if len(self._recent) == RECENT_STEPS_MAX:
+            self._sum_ns -= math.exp(self._recent[0])
+        self._recent.append(log_pace)
+        self._expected.append(log_pace)
+        self._sum_ns += math.exp(log_pace)
+
     def observe(self, pace_ns: int, *, profiled: bool) -> float | None:
         """Take one step; return the level of the window (log pace) that it completes, if it does."""
         self._since_switch += 1
         if self._since_switch <= SETTLE_STEPS or profiled:
             return None
         log_pace = math.log(pace_ns)
-        if len(self._recent) == RECENT_STEPS_MAX:
-            self._sum_ns -= math.exp(self._recent[0])
-        self._recent.append(log_pace)
-        self._sum_ns += pace_ns
+        self.follow(log_pace)
         self._filling.append(log_pace)
         pause = 0 if self._half is None else SETTLE_STEPS  # as between the windows of a trial
         end = pause + self.window_steps
@@ -195,14 +205,14 @@ class TrackedPace:
 
         Not `surely`: half as many steps suffice, to suspect it.
         """
-        recent, last = self._recent, len(self._recent) - 1
-        if last < BEFORE_STEPS_MIN or abs(recent[last] - recent[last - BEFORE_STEPS_MIN]) < JUMP_MIN / 2:
+        paces, last = self._expected, len(self._expected) - 1
+        if last < BEFORE_STEPS_MIN or abs(paces[last] - paces[last - BEFORE_STEPS_MIN]) < JUMP_MIN / 2:
             return None  # cheap: asked at every step
-        count = max(JUMP_STEPS, math.ceil(JUMP_NS / math.exp(recent[last]))) if surely else JUMP_STEPS // 2
+        count = max(JUMP_STEPS, math.ceil(JUMP_NS / math.exp(paces[last]))) if surely else JUMP_STEPS // 2
         if last < BEFORE_STEPS_MIN + count:
             return None
-        paces = list(recent)
-        before, after = paces[:-count], paces[-count:]
+        all_paces = list(paces)
+        before, after = all_paces[:-count], all_paces[-count:]
         usual = median(before)
         shift = median(after) - usual
         spread = median(abs(pace - usual) for pace in before) / QUARTILE * (1 + 1 / math.sqrt(len(before)))

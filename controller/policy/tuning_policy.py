@@ -341,9 +341,10 @@ class TuningPolicy(Policy):
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
-        levels = opened.trial.take_levels()
-        noise = self._pace.window_noise
-        change = self._changes.pace(levels, noise, step)
+        change = self._changes.pace(opened.trial.take_levels(), self._pace.window_noise, step)
+        for log_pace in opened.trial.take_paces():
+            self._pace.follow(log_pace)
+            change = change or self._changes.jump(self._pace, step)
         if end is None and change is not None:
             end = opened.trial.give_up("the pace moved meanwhile")
         if end is None and self._budget.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
@@ -371,7 +372,7 @@ class TuningPolicy(Policy):
         )
         if outcome == "kept":
             self._kept = {**self._kept, knob: candidate.value}
-            self._pace.restart()
+            self._pace.restart(end.gain_ratio)
             self._changes.restart()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio

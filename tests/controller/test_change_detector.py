@@ -179,3 +179,20 @@ def test_steps_that_are_long_now_and_then_are_no_jump(share: float) -> None:
     for seed in range(5):
         draw = random.Random(seed)
         assert not _jumps([pace * (1.5 if draw.random() < share else 1) for pace in _steps(3000, 500, 0.02, seed)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("change_at", [100, 130, 160, 190, 220])
+def test_a_jump_in_the_middle_of_a_trial_or_just_after_it_is_noticed(change_at: int, seed: int) -> None:
+    base = {MIB: 0.49, 8 * MIB: 0.5, 64 * MIB: 0.505}
+    plant = Plant(
+        lambda values, step: base[values["bucket_bytes"]] * (1.4 if step >= change_at else 1),
+        gaussian(0.04),
+        [KnobSpace("bucket_bytes", 8 * MIB, SIZES)],
+        seed,
+        TuneConfig(exploration_budget=0.05),
+        facts=JobFacts(job="plant", world_size=2),
+    ).run(change_at + 60)
+    again = [status.step for status in plant.statuses if "slower than before: searching again" in status.detail]
+    assert len(again) == 1
+    assert change_at + 5 <= again[0] <= change_at + 40
