@@ -16,6 +16,7 @@ Everything follows from `--seed`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -86,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--real", nargs="*", default=[], metavar="KIND", help="of gloo jobs, as `straggler_job.py`")
+    parser.add_argument("--world", nargs="+", type=int, default=[2], help="ranks of a gloo job")
     parser.add_argument("--faults", nargs="+", default=["forward", "backward", "data", "host", "gc", "work", "none"])
     args = parser.parse_args(words)
     _say(f"{'ranks':>5} {'job':9} {'fault':11} {'right':>5} {'none':>5} {'cause':>5} {'rank':>5} {'moot':>5}  steps")
@@ -101,9 +103,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 for seed, named in zip(seeds, found, strict=True):
                     if named:
                         _say(f"      seed {seed}: {', '.join(named)}")
-    for kind in args.real:
-        for fault in args.faults:
-            _say(f"gloo, {kind}, {fault}: {real(kind, fault)}")
+    for kind, world, fault in itertools.product(args.real, args.world, args.faults):
+        _say(f"gloo, {world} ranks, {kind}, {fault}: {real(kind, fault, world=world)}")
 
 
 class Outcome(NamedTuple):

@@ -294,9 +294,10 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     trainer = Trainer(options.kind, options.width, options.layers, options.batch)
     act = memory if options.kind == "memory" else prices if options.prices else overhead if options.overhead else train
-    print(json.dumps(act(trainer, options)))
+    print(json.dumps(act(trainer, options)), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
+        os._exit(0)  # torch aborts or hangs at exit now and then (pytorch issue 190489)
 
 
 if __name__ == "__main__":
