@@ -180,6 +180,7 @@ HAVE_OLDER = {
     "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetPlatformInfo", "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetTemperature", *(str(number.calls[0][0]) for number in Number if len(number.calls) > 1),
 }  # fmt: skip
+MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 NO_SUCH_STRUCTURE = (FUNCTION_NOT_FOUND, 25)
 
 
@@ -203,7 +204,7 @@ def is_no_failure(one, clean, victim):
         return True
     if one.target in HAVE_OLDER and one.code in NO_SUCH_STRUCTURE:
         return True
-    if one.target == "nvmlDeviceGetMigDeviceHandleByIndex":  # so the driver says that the place is empty
+    if one.target == MIG_HANDLE:  # so the driver says that the place is empty
         return one.code in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
     if one.target == "nvmlDeviceGetProcessUtilization":  # so it says that there is nothing new
         return one.code in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS)
@@ -289,7 +290,9 @@ def check_refusals(run, clean, number):
     if failing:
         is_told = is_down or told or counted or failed or isinstance(outcome, Failed)
         assert is_told, (number, refused, outcome.reason, "is not counted")
-    if all(one.is_refusal for one in run.odd):
+    # Where the driver says that there is no instance, none has a process, either.
+    is_empty = any(one.target == MIG_HANDLE and is_no_failure(one, clean, run.victim) for one in run.odd)
+    if all(one.is_refusal for one in run.odd) and not is_empty:
         for key, value in read.items():
             is_made_up = value == 0 and whole.get(key, 0) != 0 and not any(word in key[0] for word in HEALTH + CHANGING)
             assert not is_made_up, (number, key, "0 of what was not answered")
@@ -344,6 +347,7 @@ FOUND = {
     "one metric of an instance": (Odd((METRICS, 2), code=999), 1),
     "a number of all links": (Odd((FIELDS, 172), code=999), 0),
     "how many instances there can be": (Odd("nvmlDeviceGetMaxMigDeviceCount", code=999), 1),
+    "that there is no instance": (Odd(MIG_HANDLE, code=pynvml.NVML_ERROR_INVALID_ARGUMENT), 1),
     "which instance is in a slot": (Odd("nvmlDeviceGetMigDeviceHandleByIndex", code=999), 1),
     "the number of an instance": (Odd("nvmlDeviceGetGpuInstanceId", code=999), 1),
 }
