@@ -7,6 +7,9 @@ An alarm on one slow step fires at every garbage collection.  Here the unit is t
 from the reference is measured in the noise of windows, clipped so that no single window can raise the alarm, and summed
 in both directions (CUSUM: Page 1954), because a faster job is a changed job too.
 
+Where steps are long, windows take half a minute to tell.  A jump that nearly all of eleven steps show is certain
+without them (`TrackedPace.jump`), also in a trial and right after one.
+
 Left out: slow drift, which the reference follows.
 """
 
