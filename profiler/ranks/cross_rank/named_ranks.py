@@ -29,6 +29,10 @@ EXPLAINED_RATIO = 0.5
 TIMED_ONLY = frozenset({Cause.THROTTLED, Cause.GC, Cause.IMBALANCE})
 """Causes of the detector that a trace calls something else."""
 
+CERTAIN_ERRORS = 2.0
+"""Standard errors that a rank must cost if only a window names it and another costs more there: a rank that records and
+judges has work of pacecar's in these steps."""
+
 PHASES: dict[Cause, str] = {
     Cause.DATA_WAIT: "data_wait", Cause.CHECKPOINT: "checkpoint", Cause.OPTIMIZER_HOST: "optimizer",
 }  # fmt: skip
@@ -117,11 +121,16 @@ class NamedRanks:
 
         Where uneven work costs more than a rank's compute, the rank may just have had the longer sequences.
         """
+        suspects, is_beside = {rank for rank, _ in self._detected}, False
         uneven_ns = max((found.saved_ns for found in verdict.findings if found.kind == "imbalance"), default=0)
         for found in verdict.findings:
             if found.cause == Cause.COMPUTE and found.saved_ns < uneven_ns:
                 continue
             if found.kind in ("rank", "link") and len(found.ranks) == 1 and found.cause in set(Cause):
+                is_certain = found.saved_ns > CERTAIN_ERRORS * found.error_ns
+                if is_beside and not is_certain and found.ranks[0] not in suspects:
+                    continue
+                is_beside = True
                 key = (found.ranks[0], self._cause(found))
                 yield key, self._straggler(key, found, verdict, first_step, last)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from pacecar.analysis.reading.rank_window import WindowFinding, WindowVerdict
 from pacecar.profiler.ranks.cross_rank.named_ranks import NamedRanks
@@ -77,6 +78,19 @@ def test_a_rank_that_explains_little_is_named_beside_it() -> None:
     told.detects(0, "compute")
     told.judges((1, "data_wait", 5))
     assert told.now == {(0, "compute"): 40, (1, "data_wait"): 5}
+
+
+@pytest.mark.parametrize(("error_ms", "is_named"), [(5, False), (3, True)])
+def test_what_a_window_finds_beside_the_worst_rank_must_be_certain(error_ms: int, is_named: bool) -> None:
+    told = Told()
+    told.detects(1, "host_bound")
+    worst, other = finding([1], "host_bound", 39), finding([0], "host_bound", 8)
+    worst, other = (structs.replace(found, error_ns=error_ms * MS) for found in (worst, other))
+    told.names.judged(WindowVerdict([worst, other], 6, 175 * MS), 80)
+    assert set(told.now) == {(1, "host_bound"), *([(0, "host_bound")] if is_named else [])}
+    told.detects(0, "host_bound", ms=9)
+    told.names.judged(WindowVerdict([worst, other], 6, 175 * MS), 88)
+    assert (0, "host_bound") in told.now, "the detector suspects it, too"
 
 
 def test_a_slow_host_is_no_reason_to_take_its_rank_back() -> None:
