@@ -43,10 +43,6 @@ UNSURE_ERROR = 0.1
 TIE_SHARE = 0.99
 """Of a knob's candidates that should bring this share of the best one's, the nearest is tried."""
 
-HOPED_GAIN = 0.3
-"""A gain that a candidate without a forecast may well have.  If not even that could be proven at the present noise, a
-trial would only lose time."""
-
 WAITING = "waiting for windows to tell more"
 
 
@@ -128,9 +124,13 @@ class CandidateSelection:
         worth: dict[Candidate, float] = {}
         for candidate in found:
             change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
-            proof_steps = pair_steps(window_steps) * proof_pairs(_hoped_gain(candidate), pair_noise)
-            net_steps = self._net_steps(candidate, trial_steps, steps)
-            if net_steps <= 0 and not _is_open(candidate):
+            net_steps, forecast = self._net_steps(candidate, trial_steps, steps), candidate.forecast
+            if forecast is None or forecast.is_floor:  # always worth it: the prior only says which comes first
+                worth[candidate] = net_steps
+                continue
+            pairs = proof_pairs(forecast.gain_ratio + forecast.spread_ratio, pair_noise)
+            proof_steps = pair_steps(window_steps) * pairs
+            if net_steps <= 0:
                 left_out.append(phrases.hopeless(change))
             elif proof_steps > horizon_steps(steps):
                 left_out.append(phrases.unprovable(change, proof_steps))
@@ -232,20 +232,6 @@ class CandidateSelection:
 
     def _expect(self, knob: str, kept: dict[str, int]) -> Callable[[int], Forecast | None]:
         return lambda value: self.model.expect(knob, kept, value)
-
-
-def _is_open(candidate: Candidate) -> bool:
-    """Return whether no forecast bounds the gain: a trial is then worth its cost, and the prior only orders it."""
-    return candidate.forecast is None or candidate.forecast.is_floor
-
-
-def _hoped_gain(candidate: Candidate) -> float:
-    """Return the largest gain that is not far-fetched."""
-    forecast = candidate.forecast
-    if forecast is None:
-        return HOPED_GAIN
-    hoped = forecast.gain_ratio + forecast.spread_ratio
-    return max(HOPED_GAIN, hoped) if forecast.is_floor else hoped
 
 
 def _is_clear(found: Sequence[Candidate], dead_band: float) -> bool:
