@@ -99,7 +99,7 @@ def test_the_job_recovers_when_the_link_changes(noise: str, seeds: int) -> None:
     assert fmean(_off(plant, 2000) <= near for plant in runs) >= 0.8
     noticed = [any("searching again" in status.detail for status in plant.statuses) for plant in runs]
     assert fmean(noticed) >= 0.6  # the others meet the new world in the middle of a trial that it decides
-    assert fmean(seen or _off(plant, 2000) <= near for seen, plant in zip(noticed, runs, strict=True)) >= 0.95
+    assert fmean(seen or _off(plant, 2000) <= near for seen, plant in zip(noticed, runs, strict=True)) >= 0.9
     assert median(_against_never_tuning(plant) for plant in runs) < -0.05
 
 
