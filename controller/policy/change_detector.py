@@ -1,7 +1,8 @@
 """Detects that the job's conditions changed, by its pace (CUSUM) or its all-reduces, or that a rank is failing.
 
 Either change makes what was learned about settings invalid.  Windows since the change are still valid, so the new
-search begins with forecasts from them, and more are requested as soon as a change is suspected.
+search begins with forecasts from them, and more are requested as soon as a change is suspected.  A jump may be certain
+before the first of them; trials then wait for it, for AWAIT_STEPS at most.
 
 `LinkChangeDetector` finds a changed link in exact windows.  The pace alone is not enough: if communication lies under
 backward, or compression halved it, the pace stays while alpha or beta change by a multiple, and every forecast goes on
@@ -63,7 +64,7 @@ NOISE_MIN = 0.1
 
 
 AWAIT_STEPS = 32
-"""After a change, trials wait this long for a window: one without a forecast may cost more."""
+"""Steps since a jump in which a window may come: waiting costs less than a trial without a forecast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ TIMED_ONLY = frozenset({Cause.THROTTLED, Cause.GC, Cause.IMBALANCE})
 """Causes of the detector that a trace calls something else."""
 
 CERTAIN_ERRORS = 2.0
-"""Standard errors that a rank must cost if only a window names it and another costs more there: a rank that records and
-judges has work of pacecar's in these steps."""
+"""A rank that only a window names, beside one that costs more, must cost more than this many standard errors: pacecar's
+own work in the recorded steps can make a rank look late by a few milliseconds."""
 
 PHASES: dict[Cause, str] = {
     Cause.DATA_WAIT: "data_wait", Cause.CHECKPOINT: "checkpoint", Cause.OPTIMIZER_HOST: "optimizer",
