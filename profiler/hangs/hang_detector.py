@@ -147,7 +147,9 @@ class HangDetector:
         silent, since = self.silent_ns(now_ns, alive_ns), max(self._since_ns, alive_ns or 0)
         began, kind, lasted = self._pause
         if since != began:
-            if lasted >= PAUSE_NS_MIN:
+            # A checkpoint in which the process was stopped for a moment is not over.
+            is_saving = kind == phase == _CHECKPOINT and since > self._since_ns
+            if lasted >= PAUSE_NS_MIN and not is_saving:
                 self._pauses.setdefault(kind, deque(maxlen=PAUSES)).append(max(lasted, since - began))
             kind = _kind(phase)
         self._pause = since, _CHECKPOINT if phase == _CHECKPOINT else kind, silent

@@ -276,6 +276,7 @@ def check_refusals(run, clean, number):
     # What the clean run was refused and this one is answered is one refusal less.
     answered = {answer_key(one, run.victim) for one in run.odd if not one.is_refusal}
     fewer = len(answered - clean.library.answered)
+    fewer += ("nvmlDeviceGetMigMode", run.victim) in answered  # of a cut GPU less is asked
     counted = max(counts.values()) > -fewer or (is_monitor and counts["probe"] + counts["later"] == 0)
     # A session that began later, of the driver or of a GPU that came back, has not asked all that the clean run's has.
     if openings(outcome) > 1 or failures(read):

@@ -507,6 +507,17 @@ def test_a_rank_is_given_longer_after_long_pauses_of_the_same_kind_but_not_after
     assert HangDetector(S, 0).patience_ns("tail") == FIRST_SECONDS * S
 
 
+def test_a_checkpoint_is_given_as_long_as_ever_after_the_process_was_stopped_in_it():
+    watch = HangDetector(120 * S, 0)
+    watch.stepped(0, S // 10, 0)
+    for second in range(1, 20):
+        watch.is_quiet(second * S, "checkpoint", 6 * S if second > 6 else None)
+    assert watch.patience_ns("checkpoint") == CHECKPOINT_SECONDS * S
+    watch.stepped(1, S // 10, 20 * S)
+    watch.is_quiet(20 * S, "tail", 6 * S)
+    assert watch.patience_ns("checkpoint") == 1.5 * (20 - 6) * S
+
+
 def test_a_model_that_is_trained_on_without_steps_is_not_hung_and_said_once_with_how_long(caplog):
     clock = FakeClock()
     crew, records = make_crew(None, world=1, clock=clock, config=HookConfig(hang_seconds=10.0))
