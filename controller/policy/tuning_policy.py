@@ -35,7 +35,7 @@ from .candidate_selection import CandidateSelection, known_gain
 from .change_detector import STALL_STEPS, ChangeDetector, DetectedChange, StallDetector
 from .decision_records import DecisionRecords, outcome_of
 from .geometric_search import Candidate
-from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
+from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
 from .remembered_trial import LATENCY_STEPS_PRIOR, TYPICAL_STEPS_MIN, RememberedTrial
 
 __all__ = ["TuningPolicy"]
@@ -278,8 +278,6 @@ class TuningPolicy(Policy):
             return  # a stalled rank is not the candidate's fault
         if values != self._kept or is_settling:
             self._budget.charge(step.pace_ns - self._mean_ns)
-        elif self._open is not None:  # a long trial is compared with the steps between its stretches, not with long ago
-            self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
     # --- screening and trials ---
 
@@ -337,6 +335,7 @@ class TuningPolicy(Policy):
         self._records.trials += 1
         decision = self._decide_on("trial", candidate, step)
         self._open = OpenTrial(trial, decision, candidate, old_value, self._budget.balance_ns)
+        self._mean_ns = self._pace.mean_ns  # conditions may have changed a moment ago
         self._report("trial", self._open.detail, step)
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
@@ -344,6 +343,7 @@ class TuningPolicy(Policy):
         change = self._changes.pace(opened.trial.take_levels(), self._pace.window_noise, step)
         for log_pace in opened.trial.take_paces():
             self._pace.follow(log_pace)
+            self._mean_ns = self._pace.mean_ns  # of the steps between the trial's stretches, not of long ago
             change = change or self._changes.jump(self._pace, step)
         if end is None and change is not None:
             end = opened.trial.give_up("the pace moved meanwhile")

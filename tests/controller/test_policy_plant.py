@@ -103,6 +103,19 @@ def test_the_job_recovers_when_the_link_changes(noise: str, seeds: int) -> None:
     assert median(_against_never_tuning(plant) for plant in runs) < -0.05
 
 
+def test_trials_after_a_change_are_charged_against_the_new_pace() -> None:
+    """Against the old one, every step of a trial would be a loss: the budget would be gone, and no gain be found."""
+    sizes = (MIB, 16 * MIB)
+
+    def curve(values: dict[str, int], step: int) -> float:
+        return (0.1 if step < 300 else 0.3) * (0.95 if step >= 300 and values["bucket_bytes"] == MIB else 1.0)
+
+    spaces = [KnobSpace("bucket_bytes", sizes[1], sizes)]
+    runs = [Plant(curve, gaussian(0.02), spaces, seed).run(1000) for seed in range(12)]
+    assert [round(plant.values["bucket_bytes"] / MIB) for plant in runs].count(1) >= 11
+    assert max(plant.policy.spent_ns for plant in runs) <= 0.01 * (300 * 0.1 + 700 * 0.285) * 1e9
+
+
 @pytest.mark.parametrize(("latency", "changed", "within"), [((8, 11), 60, 90), ((3, 6), 50, 75)])
 def test_a_link_that_changes_in_the_middle_of_a_trial_ends_it_soon(
     latency: tuple[int, int], changed: int, within: int
