@@ -115,7 +115,8 @@ class Observation:
     are rank 0's own; `exact` if the ledger came from a profiled window.  A `profiled` step includes the cost of a
     window, a checkpoint or an evaluation on some rank, so its pace must not be judged.  `node` is the node's state when
     the policy sees the step.  `switches` is how many switches every rank's overhead budget covers by then; None if
-    nothing limits them.
+    nothing limits them.  `collection_ns` is what long garbage collections took of the step, on the rank where they took
+    longest; the guard `collection_cost` puts the mean of such steps in its place, None while it is not known.
     """
 
     step: int
@@ -133,6 +134,7 @@ class Observation:
     node: NodeView | None = None
     backward: BackwardWindow | None = None
     switches: int | None = None
+    collection_ns: int | None = None
 
     def can_pay_for(self, switches: int) -> bool:
         """Return whether every rank's overhead budget covers this many switches."""

@@ -101,6 +101,13 @@ class TunedJob(Protocol):
         """Return what `wall_ns` of training add to the overhead budget."""
         return 0
 
+    def collection_ns(self, step: FinishedStep | CountedStep) -> int | None:
+        """Return what long garbage collections took of `step` on this rank; None if they are not timed."""
+        return None
+
+    def leave_out(self, duration_ns: int) -> None:
+        """Note how much of this boundary was the job's own work, which is not charged to pacecar."""
+
     def reserve(self, cost_ns: int) -> None:
         """Keep this much of the overhead budget for switches; windows must not borrow it."""
 
@@ -149,6 +156,7 @@ class Tuner:
         self._guards = tuple(guards)
         self._pause: str | None = None  # why the policy is held
         self._actuators = {a.knob: a for a in actuators}
+        self._acting = [a for a in actuators if type(a).on_boundary is not Actuator.on_boundary]
         self._status = status
         self._agreement = agreement
         self._gather_gradients = partial(agreement.start_gather, VoteSubject.GRADIENTS)
@@ -227,6 +235,11 @@ class Tuner:
         if not self._is_active:
             return
         self._boundary += 1
+        self._take_part(step)
+        if self._acting:
+            self._guarded(self._act_at_boundary)
+
+    def _take_part(self, step: FinishedStep | CountedStep | None) -> None:
         self._step = step.step if step is not None else self._step + 1
         must_leave = self._job.must_leave()
         if must_leave is not None:
@@ -247,6 +260,19 @@ class Tuner:
         elif not is_checking:
             return
         self._guarded(self._learn_price, is_checking)
+
+    def _act_at_boundary(self) -> None:
+        """Let the knobs do what is due at every boundary; last, so that no vote is charged with it."""
+        if not self._is_active:  # this rank left at this boundary
+            return
+        for actuator in self._acting:
+            try:
+                own_ns = actuator.on_boundary()
+            except Exception:
+                actuator.close()
+                raise
+            if own_ns:
+                self._job.leave_out(own_ns)
 
     def _vote(self) -> None:
         """Take part in a boundary at which a vote is launched or read."""
@@ -291,7 +317,12 @@ class Tuner:
                 self._report(
                     "frozen", f"closed, not after the same step on all ranks{self._unproven}", level=logging.WARNING
                 )
+        self._close_actuators()
         self._guarded(self._agreement.close)
+
+    def _close_actuators(self) -> None:
+        for actuator in self._actuators.values():
+            self._guarded(actuator.close)
 
     def _leave(self, reason: str) -> None:
         self._is_active = False
@@ -301,6 +332,7 @@ class Tuner:
             self._unproven = self._switcher.describe_unrestored(resting)
         self._report("frozen", reason + self._unproven, level=logging.WARNING)
         self._finish_policy()
+        self._close_actuators()
         self._guarded(self._agreement.leave)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
@@ -315,12 +347,18 @@ class Tuner:
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
     def _note_step(self, step: FinishedStep | CountedStep | None) -> None:
-        pace_ns = None if step is None else self._listener.pace_ns(step, are_all_calm=self._agreement.are_all_calm)
-        if step is None or pace_ns is None:
+        if step is None:
             self._agreement.record_step(self._step, None, profiled=False)
             return
+        collection_ns = (self._job.collection_ns(step) if self._acting else None) or 0
+        are_all_calm = self._agreement.are_all_calm
+        pace_ns = self._listener.pace_ns(step, are_all_calm=are_all_calm, collection_ns=collection_ns)
+        if pace_ns is None:
+            self._agreement.record_step(step.step, None, profiled=False)
+            return
         self._step_ns = step.wall_ns
-        self._agreement.record_step(step.step, pace_ns, profiled=step.disturbed or self._job.was_paused(step))
+        is_disturbed = step.disturbed or self._job.was_paused(step)
+        self._agreement.record_step(step.step, pace_ns, profiled=is_disturbed, collection_ns=collection_ns)
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
@@ -344,6 +382,8 @@ class Tuner:
         self._agreement.report_affordable(self._price.affordable(self._job.headroom_ns(), earned_ns))
         is_trying = self._proven is not None
         self._job.reserve(RESERVED_SWITCHES * self._price.price_ns(earned_ns) if is_trying else 0)
+        objections = (actuator.objection() for actuator in self._actuators.values())
+        self._agreement.report_objection(next((int(one) for one in objections if one is not None), None))
         if self._node is not None:
             self._agreement.report_disturbance(self._node.update())
             self._node.others = self._agreement.disturbed
@@ -361,6 +401,7 @@ class Tuner:
         for knob, reason in refused.items():
             logger.info("pacecar: %s is not tuned: %s", knob, reason)
         spaces = self._agreement.spaces
+        self._acting = [actuator for actuator in self._acting if any(s.knob == actuator.knob for s in spaces)]
         if not spaces:
             reasons = "; ".join(f"{knob}: {reason}" for knob, reason in refused.items())
             self._report("off", f"nothing to tune: {reasons or 'no knobs'}")

@@ -16,6 +16,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import Agreement
 from pacecar.controller.consensus.channels import VoteSubject
 from pacecar.controller.consensus.step_boundaries import RankDeparture
+from pacecar.controller.guards.collection_cost import CollectionCost
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
@@ -31,6 +32,7 @@ from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+from pacecar.controller.knobs.garbage_collection import gc_knobs
 from pacecar.controller.observation import Guard, JobFacts
 from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.knobs import allows
@@ -125,6 +127,19 @@ class HookedJob(TunedJob):
         spared_ns = self._hook.preemption.so_far() - self._spared_ns
         return max(0, time.monotonic_ns() - self._vote_begun_ns - spared_ns)
 
+    def collection_ns(self, step: FinishedStep | CountedStep) -> int | None:
+        """Return what the hook's timer of garbage collections saw within the step."""
+        if isinstance(step, CountedStep):
+            return self._hook.collections.within(step.start_ns, step.start_ns + step.wall_ns)
+        return self._hook.collections.within(step.raw.start_ns, step.raw.end_ns)
+
+    def leave_out(self, duration_ns: int) -> None:
+        """Have the hook not charge it."""
+        preemption = self._hook.preemption
+        if not preemption.is_begun:
+            preemption.begin()
+        preemption.leave_out(duration_ns)
+
     def waited(self, duration_ns: int) -> None:
         """Have the hook charge as much of it as the step turns out to be longer."""
         self._hook.waited(duration_ns)
@@ -163,6 +178,8 @@ class JobKnobs:
         self.ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
         self.micro = [knob(model, batcher, config, trials) for knob in (MicroBatchActuator, MicroTokensActuator)]
         self.loaders = LoaderKnobs(config)
+        self._collections = gc_knobs(config, model_device(model))
+        self.agreement = agreement
         self.global_batch = open_global_batch(
             optimizer,
             batcher,
@@ -180,7 +197,8 @@ class JobKnobs:
 
     def actuators(self) -> list[Actuator]:
         """Return those that the mode and the user allow."""
-        found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators, *self._engines]
+        found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators]
+        found += [*self._collections, *self._engines]
         found += [] if self.global_batch is None else [self.global_batch]
         return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]
 
@@ -188,6 +206,8 @@ class JobKnobs:
 def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
     """Return the guards over the policy: `pause`, and those that `knobs` need."""
     guards: list[Guard] = [pause]
+    if any(knob.knob == "gc_interval" for knob in knobs.actuators()):
+        guards.append(CollectionCost(lambda: knobs.agreement.objections))
     if knobs.global_batch is not None:
         guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:

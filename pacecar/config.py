@@ -189,6 +189,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     loader_workers_max: Annotated[int, Meta(ge=0, le=1024)] = 32
     loader_prefetch_min: PositiveInt = 1
     loader_prefetch_max: Annotated[int, Meta(ge=1, le=1024)] = 16
+    gc_interval_min: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    gc_interval_max: Annotated[int, Meta(ge=0, le=65_536)] = 256
     loader_redraw: bool = False
     batch_samples_min: PositiveInt = 1
     batch_samples_max: PositiveInt = 1_048_576

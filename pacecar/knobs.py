@@ -30,6 +30,7 @@ KnobName = Literal[
     "first_bucket_bytes",
     "loader_workers",
     "loader_prefetch",
+    "gc_interval",
     "fsdp_prefetch",
     "fsdp_reshard",
     "zero_bucket_bytes",
@@ -58,6 +59,12 @@ KNOBS = (
     Knob("first_bucket_bytes", "exact", "scale", "size of DDP's first bucket, which starts communication"),
     Knob("loader_workers", "exact", "scale", "processes of the data loader"),
     Knob("loader_prefetch", "exact", "scale", "batches that each process of the data loader keeps ready"),
+    Knob(
+        "gc_interval",
+        "exact",
+        "scale",
+        "steps between garbage collections, at once on all ranks; 0 is Python's own choice",
+    ),
     Knob("fsdp_prefetch", "exact", "scale", "FSDP2 modules whose parameters are gathered ahead; 0 is FSDP2's own rule"),
     Knob(
         "fsdp_reshard",

@@ -29,6 +29,7 @@ class LocalAgreement:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
         self.disturbed: dict[int, int] = {}
+        self.objections: dict[int, int] = {}
         self.affordable: int | None = None
         self.are_all_calm = False
         self.has_left = False
@@ -53,6 +54,10 @@ class LocalAgreement:
     def report_disturbance(self, number: int | None) -> None:
         """Do nothing: the one rank knows what disturbs it."""
 
+    def report_objection(self, number: int | None) -> None:
+        """Keep the number."""
+        self.objections = {} if number is None else {0: number}
+
     def report_affordable(self, switches: int | None) -> None:
         """Keep the number."""
         self.affordable = switches
@@ -64,10 +69,10 @@ class LocalAgreement:
         """Accept every knob that is offered and not refused."""
         self.spaces, self._update.refused = live_knobs([offer])
 
-    def record_step(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
+    def record_step(self, step: int, pace_ns: int | None, *, profiled: bool, collection_ns: int = 0) -> None:
         """Keep this rank's pace, which is the job's."""
         if pace_ns is not None:
-            self._update.paces.append(JobPace(step, pace_ns, profiled))
+            self._update.paces.append(JobPace(step, pace_ns, profiled, collection_ns))
 
     def receive_updates(self) -> AgreementUpdate:
         """Return what was recorded."""

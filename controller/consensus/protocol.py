@@ -75,7 +75,7 @@ LONG_STEP_NS = 100_000_000
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch, one to read."""
 
-KNOBS_MAX = 12
+KNOBS_MAX = 13
 """Most knobs in a proposal (all there are); the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
@@ -84,10 +84,10 @@ QUEUE_MAX = 16
 LEISURE_QUEUE_MAX = 1
 """With more waiting ranges the side channel does not keep up with a vote at every second step."""
 
-VERSION = 6
+VERSION = 7
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
-REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
+REPORT_WORDS = _HEAD + 2 * CALM_PERIOD + KNOBS_MAX
 
 _DISTURBANCE_SHIFT = 8
 DISTURBANCE_MAX = 255
@@ -97,6 +97,10 @@ _SWITCHES_SHIFT = 16
 SWITCHES_MAX = 254
 NO_LIMIT = 255
 """The third byte of the flags' word: how many switches a rank can afford, or this."""
+
+_OBJECTION_SHIFT = 24
+OBJECTION_MAX = 255
+"""The fourth byte holds the number of the reason why a rank needs a knob back, 0 for none."""
 
 
 class ProposalKind(StrEnum):
@@ -130,11 +134,15 @@ _KIND_FLAGS = {ProposalKind.REHEARSAL: _FLAG_REHEARSAL, ProposalKind.TRIAL: _FLA
 
 @dataclass(frozen=True, slots=True)
 class JobPace:
-    """The slowest rank's wall time of one step; `profiled` if any rank profiled it."""
+    """The slowest rank's wall time of one step; `profiled` if any rank profiled it.
+
+    `collection_ns` is the time of long garbage collections on the rank where they took longest.
+    """
 
     step: int
     pace_ns: int
     profiled: bool
+    collection_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -152,6 +160,7 @@ class _Range:
     first_step: int
     paces: tuple[int | None, ...]
     profiled: tuple[bool, ...]
+    collections: tuple[int, ...]
 
 
 class ProtocolMember:
@@ -177,6 +186,10 @@ class ProtocolMember:
         """The number of what disturbs this rank's step times, None for nothing; set by the owner."""
         self.disturbed: tuple[tuple[int, int], ...] = ()
         """Ranks with their disturbances, as of the last gather."""
+        self.objection: int | None = None
+        """The number of the reason why this rank needs a knob back, None for none; set by the owner."""
+        self.objections: tuple[tuple[int, int], ...] = ()
+        """Ranks with their objections, as of the last gather."""
         self.affordable: int | None = None
         """How many switches this rank can afford, None for no limit; set by the owner."""
         self.affordable_everywhere: int | None = None
@@ -198,13 +211,24 @@ class ProtocolMember:
         assert self._ordinal == 0, "an offer is made once, before the first range"
         self._offer = offer
 
-    def close_range(self, first_step: int, paces: Sequence[int | None], profiled: Sequence[bool]) -> None:
-        """Queue the paces of the steps since the last range; None for a step that was not measured."""
+    def close_range(
+        self,
+        first_step: int,
+        paces: Sequence[int | None],
+        profiled: Sequence[bool],
+        collections: Sequence[int] = (),
+    ) -> None:
+        """Queue the paces of the steps since the last range; None for a step that was not measured.
+
+        `collections` is the ns of garbage collections in each step; empty for none.
+        """
         assert 0 < len(paces) == len(profiled) <= CALM_PERIOD, "a range has the steps between two votes"
         if self._side_is_done or self.has_retired:
             return
         self._ordinal += 1
-        self._ranges.append(_Range(self._ordinal, self.epoch, first_step, tuple(paces), tuple(profiled)))
+        self._ranges.append(
+            _Range(self._ordinal, self.epoch, first_step, tuple(paces), tuple(profiled), tuple(collections))
+        )
         if len(self._ranges) > QUEUE_MAX:
             self.freeze(f"the side group is {QUEUE_MAX} control periods late")
             self.close_side_channel()
@@ -279,6 +303,8 @@ class ProtocolMember:
         self._held = self._decode_proposal(vectors[0])
         numbers = ((rank, words[4] >> _DISTURBANCE_SHIFT & DISTURBANCE_MAX) for rank, words in enumerate(vectors))
         self.disturbed = tuple((rank, number) for rank, number in numbers if number)
+        numbers = ((rank, words[4] >> _OBJECTION_SHIFT & OBJECTION_MAX) for rank, words in enumerate(vectors))
+        self.objections = tuple((rank, number) for rank, number in numbers if number)
         fewest = min(words[4] >> _SWITCHES_SHIFT & NO_LIMIT for words in vectors)
         self.affordable_everywhere = None if fewest == NO_LIMIT else fewest
         return _slowest(vectors)
@@ -353,21 +379,26 @@ class ProtocolMember:
         flags |= (self.disturbance or 0) << _DISTURBANCE_SHIFT
         switches = NO_LIMIT if self.affordable is None else min(self.affordable, SWITCHES_MAX)
         flags |= switches << _SWITCHES_SHIFT
+        flags |= (self.objection or 0) << _OBJECTION_SHIFT
         present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
         profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
         head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]
         head += [present | profiled << CALM_PERIOD, *((wanted.serial, wanted.decision) if wanted else (0, 0))]
         head += [len(closed.paces)]
-        paces = [pace or 0 for pace in closed.paces]
-        values = wanted.values if wanted else ()
-        return head + paces + [0] * (CALM_PERIOD - len(paces)) + [*values, *([0] * (KNOBS_MAX - len(values)))]
+        paces = _padded([pace or 0 for pace in closed.paces], CALM_PERIOD)
+        values = _padded(wanted.values if wanted else (), KNOBS_MAX)
+        return head + paces + _padded(closed.collections, CALM_PERIOD) + values
 
     def _decode_proposal(self, words: Sequence[int]) -> SwitchProposal | None:
         if not words[4] & _FLAG_PROPOSAL:
             return None
-        values = tuple(words[_HEAD + CALM_PERIOD :][: len(self.spaces)])
+        values = tuple(words[_HEAD + 2 * CALM_PERIOD :][: len(self.spaces)])
         kind = next(k for k, flag in _KIND_FLAGS.items() if words[4] & (_FLAG_REHEARSAL | _FLAG_TRIAL) == flag)
         return SwitchProposal(words[7], words[8], values, kind)
+
+
+def _padded(numbers: Sequence[int], length: int) -> list[int]:
+    return [*numbers, *([0] * (length - len(numbers)))]
 
 
 def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:
@@ -378,7 +409,12 @@ def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:
         everywhere &= words[6]
         profiled |= words[6] >> CALM_PERIOD
     return [
-        JobPace(first_step + i, max(words[_HEAD + i] for words in vectors), bool(profiled >> i & 1))
+        JobPace(
+            first_step + i,
+            max(words[_HEAD + i] for words in vectors),
+            bool(profiled >> i & 1),
+            max(words[_HEAD + CALM_PERIOD + i] for words in vectors),
+        )
         for i in range(steps)
         if everywhere >> i & 1
     ]

@@ -121,7 +121,7 @@ class RankAgreement:
         self._vote_due = PERIOD
         self._has_received_offers = False
         self._has_offered = False
-        self._range: list[tuple[int, int | None, bool]] = []
+        self._range: list[tuple[int, int | None, bool, int]] = []
         self.has_left = False
         """Whether any rank, this one included, takes no further part."""
 
@@ -171,6 +171,15 @@ class RankAgreement:
         """Rank -> the number in its last report; undisturbed ranks are left out."""
         return dict(self._member.disturbed)
 
+    def report_objection(self, number: int | None) -> None:
+        """Send rank 0, with the next reports, the number of the reason why this rank needs a knob back; None: none."""
+        self._member.objection = number
+
+    @property
+    def objections(self) -> Mapping[int, int]:
+        """Rank -> the number in its last report; ranks without an objection are left out."""
+        return dict(self._member.objections)
+
     def report_affordable(self, switches: int | None) -> None:
         """Send rank 0, with the next reports, how many switches this rank can afford; None for no limit."""
         self._member.affordable = switches
@@ -211,12 +220,15 @@ class RankAgreement:
         self._has_offered = True
         self._range.clear()
 
-    def record_step(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
-        """Record a finished step (an unmeasured pace is None); close the range where the vote is read."""
+    def record_step(self, step: int, pace_ns: int | None, *, profiled: bool, collection_ns: int = 0) -> None:
+        """Record a finished step (an unmeasured pace is None); close the range where the vote is read.
+
+        `collection_ns` of it were garbage collections.
+        """
         self._boundary += 1
         if not self._has_offered:
             return
-        self._range.append((step, pace_ns, profiled))
+        self._range.append((step, pace_ns, profiled, collection_ns))
         if self._boundary == self._vote_due:
             self._close_range()
 
@@ -226,7 +238,8 @@ class RankAgreement:
         last = self._range[max(0, end - CALM_PERIOD) : max(0, end)]
         del self._range[: max(0, end)]
         if last:
-            self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
+            steps, paces, profiled, collections = zip(*last, strict=True)
+            self._member.close_range(steps[0], paces, profiled, collections)
 
     def receive_updates(self) -> AgreementUpdate:
         """Receive the outstanding gather if it is complete, post the next; never waits.  A failure freezes tuning."""

@@ -48,13 +48,14 @@ class ObservationListener:
         self.counted_ns_min = counted_ns_min
         self._last_ns: int | None = None  # of the last step observed since the switch
 
-    def pace_ns(self, step: FinishedStep | CountedStep, *, are_all_calm: bool) -> int | None:
-        """Return the pace of `step`, None if it is not observed."""
+    def pace_ns(self, step: FinishedStep | CountedStep, *, are_all_calm: bool, collection_ns: int = 0) -> int | None:
+        """Return the pace of `step`, None if it is not observed; `collection_ns` of it were garbage collections."""
         if isinstance(step, CountedStep):
             is_long = step.wall_ns >= (LONG_STEP_NS if are_all_calm else min(self.counted_ns_min, LONG_STEP_NS))
-            if not is_long or (self._last_ns is not None and step.wall_ns > COUNTED_RATIO_MAX * self._last_ns):
+            usual_ns = step.wall_ns - collection_ns
+            if not is_long or (self._last_ns is not None and usual_ns > COUNTED_RATIO_MAX * self._last_ns):
                 return None
-        self._last_ns = step.wall_ns
+        self._last_ns = step.wall_ns - collection_ns
         return step.wall_ns if isinstance(step, CountedStep) else step.pace_ns
 
     def switched(self) -> None:
@@ -136,6 +137,7 @@ def _observe_pace(step: CountedStep, pace: JobPace, live: Sequence[KnobSpace]) -
         values={space.knob: int(values[space.knob]) for space in live},
         pace_ns=pace.pace_ns,
         profiled=pace.profiled,
+        collection_ns=pace.collection_ns,
     )
 
 
@@ -150,6 +152,7 @@ def _observe(
         values={space.knob: int(values[space.knob]) for space in live},
         pace_ns=pace.pace_ns,
         profiled=pace.profiled,
+        collection_ns=pace.collection_ns,
         ledger=record.ledger,
         exact=record.source == "exact",
         forward_ns=record.forward_ns,

@@ -4,7 +4,8 @@ Each kind of knob has its own arithmetic:
 
 - buckets and compression: the simulated timeline of `bucket_model`;
 - the data loader: the wait for data (`_loader_gain`);
-- the micro-batch: `micro_batch_model`.
+- the micro-batch: `micro_batch_model`;
+- garbage collections: what they cost per step (`guards.collection_cost`).
 
 A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means
 that there is no forecast.
@@ -31,6 +32,13 @@ RECENT_STEPS = 8
 DATA_WAIT_RATIO_MIN = 0.03
 """Below this share of the step the wait for data leaves nothing to gain, as with exposed communication."""
 
+COLLECTION_RATIO_MIN = 0.015
+"""Below this share of the step garbage collections leave too little to prove: the dead band, and what they still cost
+when scheduled."""
+
+COLLECTION_SPREAD = 0.5
+"""Share of an expected gain by which it may be wrong: scheduled collections cost something, too."""
+
 PREFETCH_SHARE = 0.25
 """Share of the wait that prefetching saves: it does not speed loading up, it only evens it out."""
 
@@ -44,6 +52,7 @@ class GainModel:
         self._buckets = BucketModel(facts, self.history)
         self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
         self._last: SettingReading | None = None
+        self._collections: dict[int, float] = {}  # interval -> share of the step
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -56,6 +65,8 @@ class GainModel:
         """Learn from a step's timers and exact ledger about the setting in force."""
         if step.data_wait_ns is not None and not step.profiled:
             self._waits.append((setting_of(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
+        if step.collection_ns is not None and "gc_interval" in step.values:
+            self._collections[step.values["gc_interval"]] = step.collection_ns / step.pace_ns
         self._last = self.history.learn(step) or self._last
 
     def forget(self) -> None:
@@ -64,6 +75,7 @@ class GainModel:
         while len(self._waits) > RECENT_STEPS:  # the last ones came after the change
             self._waits.popleft()
         self._last = None
+        self._collections.clear()
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
         """Return what turning `knob` from `values` to `to_value` should save; None if unknown."""
@@ -75,7 +87,22 @@ class GainModel:
             return self._expect_micro_batch(values, to_value)
         if knob.startswith("loader_"):
             return self._expect_loader(knob, values, to_value)
+        if knob == "gc_interval":
+            return self._expect_collections(values[knob], to_value)
         return None
+
+    # --- garbage collections ---
+
+    def _expect_collections(self, here: int, to: int) -> Forecast | None:
+        """Forecast from the least that collections cost per step; under an interval not tried yet, nothing."""
+        present = self._collections.get(here)
+        if present is None:
+            return Forecast(0.0, 0.0, "the cost of garbage collections is not known yet")
+        if present < COLLECTION_RATIO_MIN and to not in self._collections:
+            return Forecast(0.0, 0.0, f"garbage collections take {present:.1%} of the step for certain, nothing to win")
+        gain = present - self._collections.get(to, 0.0)
+        basis = f"garbage collections take at least {present:.1%} of the step"
+        return Forecast(gain, max(COLLECTION_SPREAD * abs(gain), COLLECTION_RATIO_MIN), basis)
 
     # --- the data loader ---
 

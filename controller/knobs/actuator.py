@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from enum import IntEnum
 
 import torch
 
@@ -63,6 +64,17 @@ class Actuator(ABC):
         For knobs that share something costly, such as one DDP Reducer.  An exception inside discards what was applied.
         """
         return nullcontext()
+
+    def on_boundary(self) -> int:
+        """Do what is due at every step boundary; return how many ns of it are the job's own work, not pacecar's."""
+        return 0
+
+    def objection(self) -> IntEnum | None:
+        """Return why this rank needs the first value back, 1 to 255; None while it does not."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  most knobs have nothing to undo
+        """Undo, on this rank alone, what must not outlive pacecar; may be called again."""
 
     def is_barred(self, value: int) -> bool:
         """Return whether `value` turned out to be unusable, which all ranks learn in the same step."""

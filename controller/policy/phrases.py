@@ -76,6 +76,10 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
         idea = "smaller buckets leave less to send when backward ends"
         if new > old:
             idea = "larger buckets pay the fixed cost of a collective less often"
+    elif knob == "gc_interval":
+        idea = "all ranks collect garbage at once, and only what is new"
+        if new == 0:
+            idea = "Python may collect garbage at better moments"
     else:
         idea = "a neighbour of the present value"
     return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"

@@ -150,7 +150,8 @@ class Hook:
         self._sampling = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
         self._stops = StopDetector(charge=self.budget.charge)
-        self._collections = GarbageCollections()
+        self.collections = GarbageCollections()
+        """What Python's garbage collector takes of this process."""
         self._boundary = StepBoundary(
             self._phases, self._timer, self._guard, self._counts,
             now_ns=self._now_ns, wall_ns=self._wall_ns, full_boundary=self._full_boundary,
@@ -163,7 +164,7 @@ class Hook:
         """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
         self.records = StepRecords(
             hello, self._sinks, MeasuringLimits(self.budget, self._sampling, self._guard), self._calibrations,
-            self._utilization, self._boundary, self._stops, self._collections,
+            self._utilization, self._boundary, self._stops, self.collections,
         )  # fmt: skip
         """The finished steps whose records are not written yet."""
         self.preemption = Preemption()
@@ -299,7 +300,7 @@ class Hook:
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
             self._guard.wrap(self.records.learn_prices)()
             self._guard.wrap(self._stops.start)()
-            self._guard.wrap(self._collections.start)()
+            self._guard.wrap(self.collections.start)()
         if self._config.windows:
             self._guard.wrap(self.windows.install)()
         if not self.windows.is_installed:
@@ -328,7 +329,7 @@ class Hook:
         self.preemption.close()
         self._step_delay.close()
         self._stops.close()
-        self._collections.close()
+        self.collections.close()
         single_instance.free(self)
 
     def wake(self) -> None:
@@ -339,7 +340,7 @@ class Hook:
         """Become permanently inert and send nothing: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
         self._stops.forked()
-        self._collections.close()
+        self.collections.close()
 
     def request_window(self) -> None:
         """Request an exact window soon, after a knob was switched; the budget decides when and grants it credit."""

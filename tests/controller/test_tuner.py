@@ -18,6 +18,7 @@ from pacecar.controller.experiment.exploration_budget import RESERVED_SWITCHES
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.knobs.actuator import Actuator, ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
+from pacecar.controller.knobs.garbage_collection import Objection
 from pacecar.controller.observation import Guard, JobFacts, Observation, Policy, Proposal, Record
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY, TunedJob, Tuner
@@ -115,7 +116,7 @@ class Bench(TunedJob):
         self.leaves_because: str | None = None
         self.dial, self.policy = Dial(), Wisher()
         self.dial.knob = knob
-        self.businesses = 0
+        self.businesses = self.left_out_ns = 0
         self.emitted: list[JobRecord] = []
         self.in_force = Knobs()
         self.windows = 0
@@ -147,6 +148,9 @@ class Bench(TunedJob):
 
     def begin_vote(self) -> None:
         self.businesses += 1
+
+    def leave_out(self, duration_ns: int) -> None:
+        self.left_out_ns += duration_ns
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -710,3 +714,64 @@ def test_ranks_vote_rarely_while_no_switch_can_be_paid_for() -> None:
         b.run(40)
         assert b.tuner.state == "warming"
         assert b.tuner.agreement.are_all_calm is is_calm
+
+
+class Acting(Dial):
+    """A knob that acts at every boundary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boundaries = self.closed = 0
+        self.objects: Objection | None = None
+
+    def on_boundary(self) -> int:
+        self._maybe("on_boundary")
+        self.boundaries += 1
+        return 5
+
+    def objection(self) -> Objection | None:
+        return self.objects
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def acting() -> tuple[Bench, Acting]:
+    bench, dial = Bench(), Acting()
+    bench.tuner = Tuner(
+        bench,
+        TuneConfig(),
+        StatusReporter(job_hello(world_size=1), bench.emitted.append, FakeClock()),
+        policy=bench.policy,
+        actuators=[dial],
+        agreement=LocalAgreement(),
+    )
+    bench.tuner.start()
+    return bench, dial
+
+
+def test_a_knob_acts_at_every_boundary_until_pacecar_ends() -> None:
+    bench, dial = acting()
+    bench.run(3)
+    assert (dial.boundaries, dial.closed, bench.left_out_ns) == (3, 0, 15)
+    dial.objects = Objection.MEMORY
+    bench.run(1)
+    assert dict(bench.tuner.agreement.objections) == {0: Objection.MEMORY}
+    dial.objects = None
+    bench.run(1)
+    assert not bench.tuner.agreement.objections
+    bench.tuner.close()
+    bench.run(1)
+    assert (dial.boundaries, dial.closed) == (5, 1)
+
+
+def test_a_knob_is_closed_where_this_rank_leaves_or_it_raises() -> None:
+    bench, dial = acting()
+    bench.leaves_because = "planted"
+    bench.run(2)
+    assert (dial.boundaries, dial.closed) == (0, 1)
+    bench, dial = acting()
+    dial.fails["on_boundary"] = OSError("planted")
+    bench.run(1)
+    assert dial.closed == 1
+    assert bench.tuner.agreement.frozen == "OSError: planted"

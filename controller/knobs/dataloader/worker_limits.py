@@ -29,7 +29,7 @@ from pacecar.kernel_files.cgroups import parse_memory_limit
 from pacecar.kernel_files.memory import rows_bytes
 from pacecar.kernel_files.reader import KernelFiles, whole
 
-__all__ = ["WorkerRoom", "entangled", "read_room", "workers_max"]
+__all__ = ["WorkerRoom", "available_bytes", "entangled", "read_room", "workers_max"]
 
 SHARE_MAX = 0.5
 """Share of the free shared memory and of the available memory that all workers of a node may take."""
@@ -72,15 +72,19 @@ def read_room(
         shared = None
     files = KernelFiles(root / "proc", root / "sys")
     own = [size for pid in pids if (size := _private_bytes(files, pid)) is not None]
-    available = _rows_bytes(files, files.proc / "meminfo", "MemAvailable")
-    free = [size for size in (available, _cgroup_bytes(files)) if size is not None]
     return WorkerRoom(
         cores=len(os.sched_getaffinity(0)),
         shared_bytes=shared,
-        memory_bytes=min(free, default=None),
+        memory_bytes=available_bytes(files),
         worker_bytes=max(own, default=None),
         ranks=max(1, int(ranks)) if ranks.isdecimal() else 1,
     )
+
+
+def available_bytes(files: KernelFiles) -> int | None:
+    """Return the memory that this process could still take, by the machine's and its cgroup's counts; None: unknown."""
+    available = _rows_bytes(files, files.proc / "meminfo", "MemAvailable")
+    return min((size for size in (available, _cgroup_bytes(files)) if size is not None), default=None)
 
 
 def workers_max(room: WorkerRoom, *, present: int, prefetch: int, batch_bytes: int | None) -> int:
