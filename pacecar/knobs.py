@@ -69,9 +69,8 @@ KNOBS = (
     Knob(
         "fsdp_reshard",
         "exact",
-        "choice",
-        "whether FSDP2 frees gathered parameters after forward (less memory) or keeps them (less communication)",
-        ("no", "yes"),
+        "scale",
+        "FSDP2 modules that free gathered parameters after forward (less memory); the last ones keep them",
     ),
     Knob("zero_bucket_bytes", "exact", "scale", "size to which DeepSpeed's ZeRO fills a gradient bucket"),
     Knob("zero_prefetch_bytes", "exact", "scale", "parameters that DeepSpeed's ZeRO 3 gathers ahead"),

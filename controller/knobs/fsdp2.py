@@ -1,12 +1,15 @@
 """Implements the knobs of a model sharded by FSDP2: prefetching and resharding, by FSDP2's public setters.
 
 FSDP2 gathers each block's parameters before the block runs.  Two settings say when: how many blocks ahead (one by
-default), and whether a block keeps its parameters from forward to backward (more memory, one gather less).  Their value
-depends on link, memory and block size, so people try them by hand from run to run.  Both only move gathers in time:
-every gradient is the same to the last bit.
+default), and which blocks keep their parameters from forward to backward (more memory, one gather less each).  Their
+value depends on link, memory and block size, so people try them by hand from run to run.  Both only move gathers in
+time: every gradient is the same to the last bit.
 
-    reshard yes   gather  forward  free  ...  gather  backward  free
-    reshard no    gather  forward        ...          backward  free
+    frees   gather  forward  free  ...  gather  backward  free
+    keeps   gather  forward        ...          backward  free
+
+The blocks that keep theirs are the last ones in forward: backward needs them first, when it has computed nothing yet
+that could hide a gather, and frees them first.
 
 A block that keeps its parameters keeps them until its backward.  If none follows (an evaluation, a discarded loss), the
 next forward would use them although the optimizer, or a script that evaluates an average of its weights, has changed
@@ -18,27 +21,37 @@ All ranks must gather in one order, so all change at one boundary, as with any k
 same on all (layout).  Blocks are assumed to run in the order in which they are registered, as in every transformer;
 otherwise prefetching fetches the wrong ones, which is slower and still correct.
 
+What is kept must fit into memory on every rank: when the knob is offered, and again at each vote to keep more, in
+which a rank without room votes no (`is_barred`).  A container's own limit on a CPU job is not read.
+
 Refused: FSDP1, which fixes both when it is made, and resharding to a smaller mesh (`reshard_after_forward` a number).
-Mixed precision and offload change the numbers or need a restart.
+Mixed precision and offload change the numbers or need a restart.  `set_unshard_in_backward(False)` is left alone:
+whether backward needs a parameter depends on what autograd saves, which forward may decide anew in each step, and a
+wrong answer computes with freed memory.  So is `set_reduce_scatter_max_input_buffers` (torch 2.13, experimental): FSDP2
+reads it once, before the first forward.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pacecar.config import TuneConfig
-from pacecar.knobs import by_name
+from pacecar.kernel_files.memory import rows_bytes
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.step_hooks import AnyStepHandle, before_any_step
 from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, is_fsdp1, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
+from ..guards.node_monitor import ranks_on_node
 from .actuator import MEMORY_RATIO_MAX, Actuator, ActuatorError, peak_ratio
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
@@ -46,7 +59,10 @@ __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 PREFETCH_MAX = 4
 """Most blocks gathered ahead: each takes memory, and if four blocks cannot hide a gather the link is too slow."""
 
-NO, YES = (by_name["fsdp_reshard"].choices.index(choice) for choice in ("no", "yes"))
+SHARES = 4
+"""Blocks keep their parameters in quarters of all: one block of many gains too little to be proven."""
+
+logger = logging.getLogger(__name__)
 
 
 def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
@@ -63,12 +79,16 @@ def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
 
 
 class _Shards:
-    """The FSDP2 modules of a model, in registration order, the root (if it is one) first."""
+    """The FSDP2 modules of a model, in registration order, the root (if it is one) first.
+
+    Modules that `fully_shard([a, b])` made one are gathered as one, and the first stands for them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         whole = find_fsdp(uncompiled(model)) or model  # a list or an object may hide it from `model.modules()`
         self._is_fsdp1 = any(is_fsdp1(module) for module in model.modules())
-        self.modules: list[Any] = [module for module in whole.modules() if is_fsdp(module)]
+        self._units = _units(whole)
+        self.modules: list[Any] = [sharing[0] for sharing in self._units]
         inner = {id(m) for outer in self.modules for m in outer.modules() if m is not outer}
         self._tops = [module for module in self.modules if id(module) not in inner]
         self.called: list[Any] = [model if top is uncompiled(model) else top for top in self._tops]
@@ -110,21 +130,59 @@ class _Shards:
         text = repr([(self._names[id(m)], sum(p.numel() for p in m.parameters())) for m in self.modules])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def gathered_bytes(self, module: Any) -> int:  # noqa: ANN401  an FSDPModule
+        """Return the bytes of what one rank holds when `module` is gathered, without inner FSDP2 modules.
+
+        An upper bound with mixed precision, which gathers fewer, and with tensor parallelism, where a rank gathers its
+        part.  A sharded parameter reports the size of the whole.
+        """
+        sharing = next(unit for unit in self._units if unit[0] is module)
+        own = {id(p): p.numel() * p.element_size() for part in sharing for p in _own_parameters(part)}
+        return sum(own.values())
+
     def beyond_memory(self, extra_bytes: int) -> str | None:
-        """Return why that many more bytes do not fit on this device, or None; None on devices other than CUDA's."""
+        """Return why that many more bytes on each rank do not fit on this device or host, or None; None if unknown."""
         parameter = next(self.modules[0].parameters(), None)
-        ratio = peak_ratio(None if parameter is None else parameter.device, extra_bytes)
+        device = None if parameter is None else parameter.device
+        if device is not None and device.type == "cpu":
+            ratio, what = _host_ratio(extra_bytes), "host"
+        else:
+            ratio, what = peak_ratio(device, extra_bytes), "device"
         if ratio is not None and ratio > MEMORY_RATIO_MAX:
-            return f"the gathered parameters would bring the device's memory to {ratio:.0%}"
+            return f"the gathered parameters would bring the {what}'s memory to {ratio:.0%}"
         return None
 
 
-def gathered_bytes(module: nn.Module) -> int:
-    """Return the bytes of all of a module's parameters as one rank holds them when gathered, at their own precision.
+def _units(whole: nn.Module) -> list[list[Any]]:
+    """Return the FSDP2 modules in `whole`; those that share a state are together."""
+    units: dict[int, tuple[object, list[Any]]] = {}  # the state too, so that its id is not given away
+    for module in whole.modules():
+        if is_fsdp(module):
+            find_state: Callable[[], object] | None = getattr(module, "_get_fsdp_state", None)
+            state = module if find_state is None else find_state()
+            units.setdefault(id(state), (state, []))[1].append(module)
+    return [sharing for _, sharing in units.values()]
 
-    An upper bound with mixed precision, which gathers fewer.  A sharded parameter reports the size of the whole.
-    """
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if not is_fsdp(child):
+            yield from _own_parameters(child)
+
+
+def _host_ratio(extra_bytes: int) -> float | None:
+    """Return the share of this host's memory in use if each rank on it took `extra_bytes` more (proc(5), meminfo)."""
+    files = KernelFiles()
+    text = files.text(files.proc / "meminfo") or ""
+    try:
+        total, available = rows_bytes(text, "MemTotal"), rows_bytes(text, "MemAvailable")
+    except (ValueError, IndexError):
+        return None
+    if not total or available is None:
+        return None
+    ranks = ranks_on_node(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
+    return (total - available + ranks * extra_bytes) / total
 
 
 class FsdpPrefetchActuator(Actuator):
@@ -143,7 +201,7 @@ class FsdpPrefetchActuator(Actuator):
     def domain(self) -> tuple[int, ...]:
         """Return 0 to `PREFETCH_MAX`, as far as there are blocks and memory."""
         blocks = self._shards.blocks
-        largest = max((gathered_bytes(block) for block in blocks), default=0)
+        largest = max((self._shards.gathered_bytes(block) for block in blocks), default=0)
         # FSDP2's own rule also holds one block ahead.
         fits = (n for n in range(1, PREFETCH_MAX + 1) if self._shards.beyond_memory((n - 1) * largest) is None)
         return tuple(sorted({0, *(n for n in fits if n < len(blocks))}))
@@ -184,30 +242,36 @@ class FsdpPrefetchActuator(Actuator):
 
 
 class ReshardActuator(Actuator):
-    """The knob "fsdp_reshard": 1 frees parameters after forward as the script has it, 0 keeps them until backward."""
+    """The knob "fsdp_reshard": how many blocks free their parameters after forward; the last ones keep them.
+
+    All that the script has free theirs are counted, or all blocks if it has none.  0 keeps all until backward.
+    """
 
     knob = "fsdp_reshard"
 
     def __init__(self, shards: _Shards) -> None:
         self._shards = shards
         self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
-        self._is_kept = False
+        self._value: int | None = None
         self._stale_guards: list[AnyStepHandle | CallObserver] = []
+        self._was_short = False
 
     def value(self) -> int:
-        """Return the choice in force.
+        """Return the number in force.
 
         Raises:
             ActuatorError: it cannot be read.
         """
-        self._read()
-        return NO if self._is_kept else YES
+        if self._value is None:
+            self._value = sum(self._read())
+        return self._value
 
     def domain(self) -> tuple[int, ...]:
-        """Return both choices; keeping the parameters only if memory allows it."""
-        if self.value() == YES and self._beyond() is not None:
-            return (YES,)
-        return (NO, YES)
+        """Return the numbers in quarters of all, as far as memory allows it, and the present one."""
+        count, value = len(self._freeable()), self.value()
+        # Not by this rank's memory: all ranks need the same numbers.
+        shares = {count - round(count * share / SHARES) for share in range(SHARES + 1)}
+        return tuple(sorted({value, *(n for n in shares if self._beyond(n) is None)}))
 
     def refusal(self) -> str | None:
         """Return why it must stay as it is, or None."""
@@ -216,15 +280,25 @@ class ReshardActuator(Actuator):
             return reason
         if not hasattr(self._shards.modules[0], "set_reshard_after_forward"):
             return f"torch {torch.__version__}: FSDP2 has no set_reshard_after_forward"
+        if len(self._shards.modules) == 1:
+            return "there is one FSDP2 module, which backward needs right after forward"
         if any(_meshes_differ(module) for module in self._shards.modules):
             return "reshard_after_forward is a number: the parameters go to a smaller mesh"
         if any(_is_gathered(module) for module in self._shards.modules):
             return "parameters stay gathered between steps, and would be stale if they were kept after every forward"
-        return self._beyond() if self.value() == YES else None
+        return self._beyond(min(self.value(), len(self._freeable()) - 1)) if len(self.domain()) == 1 else None
 
     def layout(self) -> str:
         """Return a hash of the modules and of what each does."""
         return f"{self._shards.layout()} {self._read()}"
+
+    def is_barred(self, value: int) -> bool:
+        """Return whether this rank lacks the memory for `value` now: it votes no, and all ranks stay as they are."""
+        reason = self._beyond(value)
+        if reason is not None and not self._was_short:
+            logger.warning("pacecar: fsdp_reshard stays at %d: at %d %s", self.value(), value, reason)
+        self._was_short = reason is not None
+        return reason is not None
 
     def apply(self, value: int) -> None:
         """Keep or free parameters after forward, from the next one on.
@@ -232,26 +306,32 @@ class ReshardActuator(Actuator):
         Raises:
             ActuatorError: it could not be set; the old value is in force again.
         """
-        if value not in (NO, YES):
-            raise ActuatorError(f"fsdp_reshard {value}: choices are {NO} and {YES}")
-        before = self._is_kept
+        before, count = self.value(), len(self._freeable())
+        if not 0 <= value <= count:
+            raise ActuatorError(f"fsdp_reshard {value} is not 0 to {count}")
         try:
-            self._set(is_kept=value == NO)
+            self._set(value)
         except Exception as error:
-            self._set(is_kept=before)
+            self._set(before)
             raise ActuatorError(f"FSDP2 refused it ({type(error).__name__}: {error})") from error
 
-    def _set(self, *, is_kept: bool) -> None:
+    def _freeable(self) -> list[Any]:
+        """Return the modules that are counted, in the order of forward."""
         home = self._read()
-        if not any(home):  # the script keeps them all: yes is FSDP2's default, which frees all but the root's
-            home = [module in self._shards.blocks for module in self._shards.modules]
-        for module, frees in zip(self._shards.modules, home, strict=True):
-            module.set_reshard_after_forward(frees and not is_kept, recurse=False)
-        self._is_kept = is_kept
+        if not any(home):  # the script keeps them all; FSDP2's default frees all but the root's
+            return list(self._shards.blocks)
+        return [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
+
+    def _set(self, value: int) -> None:
+        freeable = self._freeable()
+        freeing = {id(module) for module in freeable[:value]}
+        for module in self._shards.modules:
+            module.set_reshard_after_forward(id(module) in freeing, recurse=False)
+        self._value = value
         while self._stale_guards:
             self._stale_guards.pop().remove()
-        if is_kept and any(self._read()):
-            kept = [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
+        kept = freeable[value:]
+        if kept and any(self._read()):
             # Before any optimizer's step: a script may make a new one for the same model.
             self._stale_guards = [before_any_step(_freeing(kept)), *self._observers(kept)]
 
@@ -273,12 +353,12 @@ class ReshardActuator(Actuator):
                 ]
             except AttributeError as error:
                 raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
-            self._is_kept = not any(self._home)
         return self._home
 
-    def _beyond(self) -> str | None:
-        freed = [m for m, frees in zip(self._shards.modules, self._read(), strict=True) if frees]
-        return self._shards.beyond_memory(sum(gathered_bytes(module) for module in freed))
+    def _beyond(self, value: int) -> str | None:
+        """Return why memory does not allow keeping what `value` keeps beyond what is kept now, or None."""
+        more = self._freeable()[value : self.value()]
+        return self._shards.beyond_memory(sum(map(self._shards.gathered_bytes, more))) if more else None
 
 
 def _freeing(modules: Sequence[Any]) -> Callable[..., None]:

@@ -84,6 +84,27 @@ def attached(steps_max: int) -> dict[str, Any]:
     return {"is_equal": seen == expected, "values": values, "refused": refused}
 
 
+def held_after_forward(net: nn.Module, reshard: Any) -> dict[int, int]:
+    """Return for each value of the knob the bytes of whole parameters held between forward and backward."""
+    held = {}
+    home = reshard.value()
+    for value in reshard.domain():
+        reshard.apply(value)
+        loss = net(torch.ones(2, 16)).square().mean()
+        whole = {
+            id(storage): storage.nbytes()
+            for module in reshard._shards.blocks
+            for p in module.parameters()
+            if not hasattr(p, "to_local")  # a whole one, not a shard
+            for storage in [p.untyped_storage()]
+        }
+        held[value] = sum(whole.values())
+        loss.backward()
+        net.zero_grad()
+    reshard.apply(home)
+    return held
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
     if options.get("tuned"):
@@ -113,10 +134,10 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         (reshard, 0),
         (prefetch, 4),
         (prefetch, 2),
-        (reshard, 1),
+        (reshard, 3),
         (prefetch, 0),
-        (reshard, 0),
         (reshard, 1),
+        (reshard, 5),
     ]
     for step in range(2, 12):
         if step - 2 < len(turns):
@@ -130,6 +151,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             assert evaluate_other(net, optimizer) == gathered
         seen.append(train(net, optimizer, step, micro, amid=amid))
     answer["is_equal"] = seen == expected
+    answer["held_bytes"] = sorted(held_after_forward(net, reshard).items())
     for knob, value in zip(knobs, answer["values"], strict=True):
         knob.apply(value)
     answer["is_undone"] = flags == [

@@ -47,7 +47,7 @@ BATCH = 12
 VALUES = {
     "bucket_bytes": (4096, 16384, 65536),
     "fsdp_prefetch": (1, 2, 0),
-    "fsdp_reshard": (0, 1),
+    "fsdp_reshard": (0, 3, 6),
     "micro_batch": (3, 6, 12),
     "batch_samples": (2 * BATCH * WORLD, BATCH * WORLD, 4 * BATCH * WORLD),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.knobs import fsdp2
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+from pacecar.kernel_files.reader import KernelFiles
 
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -38,9 +40,11 @@ def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_
         assert prefetch is None
         # Where the root is gathered when the tuner asks, it is left alone; who evaluates so later must be safe too.
         assert reshard is None or (name == "evaluates before the step" and "stay gathered" in reshard)
-        assert ranks[0]["domains"] == [[0, 1, 2, 3, 4], [0, 1]]
-        assert ranks[0]["values"] == [0, 0 if name == "keeps its parameters" else 1]
+        assert ranks[0]["domains"] == [[0, 1, 2, 3, 4], [0, 1, 3, 4, 5]]
+        assert ranks[0]["values"] == [0, 0 if name == "keeps its parameters" else 5]
         assert ranks[0]["layouts"] == ranks[1]["layouts"]
+        block = (32 * 32 + 32) * 4
+        assert [rank["held_bytes"] for rank in ranks] == [[[n, (5 - n) * block] for n in (0, 1, 3, 4, 5)]] * 2
     assert [rank["refused"] for rank in tuned] == [{}, {}]
     assert all(rank["is_equal"] for rank in tuned)
     assert tuned[0]["values"] == tuned[1]["values"]
@@ -112,11 +116,17 @@ def test_blocks_that_a_list_hides_from_the_model_are_found() -> None:
 def test_what_the_script_set_for_each_module_comes_back() -> None:
     net = model()
     _, reshard = knobs_of(net, TuneConfig())
-    assert reshard.value() == 1
+    assert reshard.value() == 3
     reshard.apply(0)
     assert [m.reshards for m in (net, *net)] == [False, False, False, False]
-    reshard.apply(1)
+    reshard.apply(2)  # the last one keeps its parameters: backward needs them first
+    assert [m.reshards for m in (net, *net)] == [False, True, True, False]
+    reshard.apply(3)
     assert [m.reshards for m in (net, *net)] == [False, True, True, True]
+    for wrong in (-1, 4):
+        with pytest.raises(ActuatorError, match=f"fsdp_reshard {wrong} is not 0 to 3"):
+            reshard.apply(wrong)
+    assert reshard.value() == 3
 
 
 def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +156,43 @@ def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.Monk
     # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
     monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))
     assert prefetch.domain() == (0, 1, 2)
-    assert reshard.domain() == (1,)
-    assert "104%" in str(reshard.refusal())
+    assert reshard.domain() == (2, 3)  # in each quarter's place the nearest number of three blocks
+    assert reshard.refusal() is None
+    assert [reshard.is_barred(value) for value in (3, 2, 1, 0)] == [False, False, True, True]
+    reshard.apply(2)
+    monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 880)
+    assert [reshard.is_barred(value) for value in (3, 2, 1, 0)] == [False, False, True, True]
+    reshard.apply(3)
+    assert reshard.domain() == (3,)
+    assert "96%" in str(reshard.refusal())
+
+
+@pytest.mark.parametrize(("available_kib", "domain"), [(1000, (0, 1, 2, 3)), (200, (2, 3)), (0, (3,))])
+def test_on_cpus_the_host_must_have_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, available_kib: int, domain: tuple[int, ...]
+) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1000 kB\nMemAvailable: {available_kib} kB\n")
+    monkeypatch.setattr(fsdp2, "KernelFiles", lambda: KernelFiles(proc=tmp_path))
+    net = Root(*[Block(150, 150) for _ in range(3)])  # 88 KiB each
+    reshard = knobs_of(net, TuneConfig())[1]
+    assert reshard.domain() == domain
+    if domain == (3,):
+        assert "host's memory to 109%" in str(reshard.refusal())
+
+
+def test_modules_that_are_gathered_as_one_count_once_and_inner_ones_on_their_own() -> None:
+    net = Root(*[Block(4, 4) for _ in range(3)])
+    net[0].inner = Block(2, 2)
+    state = net[1]._get_fsdp_state()
+    net[1]._get_fsdp_state = net[2]._get_fsdp_state = lambda: state
+    reshard = knobs_of(net, TuneConfig())[1]
+    assert reshard._shards.modules == [net, net[0], net[0].inner, net[1]]
+    assert [reshard._shards.gathered_bytes(module) for module in reshard._shards.modules] == [0, 80, 24, 160]
+    assert reshard.value() == 3
+
+
+def test_a_model_that_is_sharded_as_one_is_refused() -> None:
+    assert "one FSDP2 module" in str(knobs_of(Block(4, 4), TuneConfig())[1].refusal())
 
 
 class FullyShardedDataParallel(nn.Sequential):
