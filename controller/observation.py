@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
+from .knobs.batch.share_plan import RankWork
+
 __all__ = [
     "Guard",
     "JobFacts",
@@ -116,7 +118,8 @@ class Observation:
     window, a checkpoint or an evaluation on some rank, so its pace must not be judged.  `node` is the node's state when
     the policy sees the step.  `switches` is how many switches every rank's overhead budget covers by then; None if
     nothing limits them.  `collection_ns` is what long garbage collections took of the step, on the rank where they took
-    longest; the guard `collection_cost` puts the mean of such steps in its place, None while it is not known.
+    longest; the guard `collection_cost` puts the mean of such steps in its place, None while it is not known.  `works`
+    is what a batch costs each rank, in order of rank; None where that is unknown.
     """
 
     step: int
@@ -135,6 +138,7 @@ class Observation:
     backward: BackwardWindow | None = None
     switches: int | None = None
     collection_ns: int | None = None
+    works: tuple[RankWork, ...] | None = None
 
     def can_pay_for(self, switches: int) -> bool:
         """Return whether every rank's overhead budget covers this many switches."""

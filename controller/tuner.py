@@ -36,6 +36,7 @@ from .consensus.step_observations import ObservationBacklog, ObservationListener
 from .experiment.exploration_budget import RESERVED_SWITCHES, SwitchPrice
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
+from .knobs.batch.share_plan import RankWork
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
 from .observation import Guard, JobFacts, Observation, Policy, Proposal, Record, TunerState
 from .policy.hand_orders import HandOrders
@@ -110,6 +111,10 @@ class TunedJob(Protocol):
 
     def reserve(self, cost_ns: int) -> None:
         """Keep this much of the overhead budget for switches; windows must not borrow it."""
+
+    def work(self) -> RankWork | None:
+        """Return what a batch costs this rank without waiting for others; None if unknown or of no use."""
+        return None
 
     def awaits_first_window(self) -> bool:
         """Return whether this rank's first exact window is about to come: the ledger of the untuned job."""
@@ -384,6 +389,7 @@ class Tuner:
         self._job.reserve(RESERVED_SWITCHES * self._price.price_ns(earned_ns) if is_trying else 0)
         objections = (actuator.objection() for actuator in self._actuators.values())
         self._agreement.report_objection(next((int(one) for one in objections if one is not None), None))
+        self._agreement.report_work(self._job.work())
         if self._node is not None:
             self._agreement.report_disturbance(self._node.update())
             self._node.others = self._agreement.disturbed
@@ -501,7 +507,8 @@ class Tuner:
         if self._boundary <= FIRST_WINDOW_BOUNDARIES_MAX and self._job.awaits_first_window():
             switches = 0
         node = None if self._node is None else self._node.view
-        steps = [replace(step, node=node, switches=switches) for step in observations]
+        works = self._agreement.works
+        steps = [replace(step, node=node, switches=switches, works=works) for step in observations]
         for guard in self._guards:
             steps = [guard.judgeable(step) for step in steps]
         return steps

@@ -21,12 +21,15 @@ from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import TuningPause
+from pacecar.controller.guards.work_share_rollback import WorkShareRollback
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.batch.global_batch import open_global_batch
 from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers, unused_bytes
+from pacecar.controller.knobs.batch.share_plan import RankWork
+from pacecar.controller.knobs.batch.work_share import WorkShareActuator
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
@@ -41,7 +44,8 @@ from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.ranks.data_parallel import find_ddp
-from pacecar.records import JobHello, Knobs
+from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.records import JobHello, Knobs, StepRecord
 
 __all__ = ["HookedJob", "JobKnobs", "TunedPeers", "make_guards", "make_node"]
 
@@ -77,7 +81,9 @@ class HookedJob(TunedJob):
         hello: JobHello,
         *,
         at_forward: bool,
+        work_share: WorkShareActuator | None = None,
     ) -> None:
+        self._work_share = work_share
         self._hook = hook
         self._reducer = reducer
         self._batcher = batcher
@@ -152,6 +158,10 @@ class HookedJob(TunedJob):
         """Return the hook's overhead budget for `wall_ns`."""
         return round(self._hook.budget.ratio_max * wall_ns)
 
+    def work(self) -> RankWork | None:
+        """Return what the knob of work shares measured of this rank."""
+        return None if self._work_share is None else self._work_share.work()
+
     def awaits_first_window(self) -> bool:
         """Ask the hook."""
         return self._hook.awaits_first_window()
@@ -187,9 +197,42 @@ class JobKnobs:
             hello.world_size,
             partial(agreement.start_gather, VoteSubject.NOISE),
         )
+        self.work_share = self._open_work_share(model, batcher, hello, agreement)
         self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
         """On rank 0, which decides, if compression may be tried; else None."""
+
+    def _open_work_share(
+        self, model: nn.Module, batcher: MicroBatcher, hello: JobHello, agreement: Agreement
+    ) -> WorkShareActuator | None:
+        config = self._config
+        if not ("work_share" in config.knobs and allows(config.mode, "work_share")) or hello.world_size < 2:
+            return None
+        share = WorkShareActuator(
+            model,
+            batcher,
+            hello.rank,
+            hello.world_size,
+            start_gather=partial(agreement.start_gather, VoteSubject.SHARE),
+            loader=self.loaders.known,
+            has_global_batch=self.global_batch is not None,
+        )
+        self.loaders.share, batcher.share_factor = share, share.factor
+        return share
+
+    def note(self, timed: TimedStep, record: StepRecord) -> None:
+        """Take a measured step, on any thread: how much of it this rank worked, without waiting for others."""
+        share, phases = self.work_share, timed.phases
+        if share is None or record.disturbed or "stopped" in phases or record.samples is None:
+            return
+        fixed_ns = phases.get("optimizer", 0)
+        passed = None if timed.device is None else timed.device.phases
+        if passed is None:
+            beside = ("backward_tail", "overhead", "checkpoint")
+            scaling_ns = timed.wall_ns - fixed_ns - sum(phases.get(name, 0) for name in beside)
+        else:
+            scaling_ns = passed.get("forward", 0) + passed.get("backward", 0)
+        share.note(record.samples, scaling_ns, fixed_ns)
 
     def _make_loss_monitor(self, model: nn.Module, *, is_first: bool) -> LossMonitor | None:
         is_wanted = self._config.mode in ("lossy", "adaptive") and "compression" in self._config.knobs and is_first
@@ -199,6 +242,7 @@ class JobKnobs:
         """Return those that the mode and the user allow."""
         found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators]
         found += [*self._collections, *self._engines]
+        found += [] if self.work_share is None else [self.work_share]
         found += [] if self.global_batch is None else [self.global_batch]
         return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]
 
@@ -208,6 +252,8 @@ def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
     guards: list[Guard] = [pause]
     if any(knob.knob == "gc_interval" for knob in knobs.actuators()):
         guards.append(CollectionCost(lambda: knobs.agreement.objections))
+    if knobs.work_share is not None:
+        guards.append(WorkShareRollback(lambda: knobs.agreement.objections))
     if knobs.global_batch is not None:
         guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:

@@ -135,7 +135,15 @@ class JobRun(StepListener, DaemonInbox):
         if hello.rank == 0:
             policy, orders, self._store = make_policy_and_orders(model, hello, config)
         self.tuner = tuner = Tuner(
-            HookedJob(model, self.hook, knobs.ddp.reducer, trials.batcher, hello, at_forward=config.at_forward),
+            HookedJob(
+                model,
+                self.hook,
+                knobs.ddp.reducer,
+                trials.batcher,
+                hello,
+                at_forward=config.at_forward,
+                work_share=knobs.work_share,
+            ),
             config,
             reporter,
             policy=policy,
@@ -227,7 +235,9 @@ class JobRun(StepListener, DaemonInbox):
         return bool(self.messages.waiting) or (self._window is not None and self._window.is_saving)
 
     def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
-        """Pass a measured step to the rank monitor."""
+        """Pass a measured step to the rank monitor and the knobs."""
+        if self.knobs is not None:
+            self.knobs.note(timed, record)
         if self.rank_monitor is not None:
             self.rank_monitor.note(timed, record)
 

@@ -26,6 +26,7 @@ KnobKind = Literal["scale", "choice"]
 KnobName = Literal[
     "micro_batch",
     "micro_tokens",
+    "work_share",
     "bucket_bytes",
     "first_bucket_bytes",
     "loader_workers",
@@ -55,6 +56,13 @@ class Knob:
 KNOBS = (
     Knob("micro_batch", "exact", "scale", "samples in one forward and backward of a rank, at a constant batch"),
     Knob("micro_tokens", "exact", "scale", "padded tokens in one forward and backward of a rank, at a constant batch"),
+    Knob(
+        "work_share",
+        "exact",
+        "choice",
+        "samples of the global batch that each rank computes: an equal number, or shares by their measured speed",
+        ("equal", *(f"share {number}" for number in range(1, 8))),
+    ),
     Knob("bucket_bytes", "exact", "scale", "size to which DDP fills a gradient bucket before it is reduced"),
     Knob("first_bucket_bytes", "exact", "scale", "size of DDP's first bucket, which starts communication"),
     Knob("loader_workers", "exact", "scale", "processes of the data loader"),

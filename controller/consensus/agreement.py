@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pacecar.profiler.transport.rendezvous import RendezvousError
 
 from ..knobs.actuator import Gather
+from ..knobs.batch.share_plan import RankWork
 from ..observation import KnobSpace
 from .capabilities import Offer, live_knobs
 from .channels import VoteSubject
@@ -31,6 +32,7 @@ class LocalAgreement:
         self.disturbed: dict[int, int] = {}
         self.objections: dict[int, int] = {}
         self.affordable: int | None = None
+        self.works: tuple[RankWork, ...] | None = None
         self.are_all_calm = False
         self.has_left = False
         self._update = AgreementUpdate()
@@ -57,6 +59,9 @@ class LocalAgreement:
     def report_objection(self, number: int | None) -> None:
         """Keep the number."""
         self.objections = {} if number is None else {0: number}
+
+    def report_work(self, work: RankWork | None) -> None:
+        """Do nothing: one rank has nobody to share work with."""
 
     def report_affordable(self, switches: int | None) -> None:
         """Keep the number."""

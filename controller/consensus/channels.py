@@ -53,6 +53,7 @@ class VoteSubject(IntEnum):
     """This rank sends no further frame."""
     CLOSE = 8
     """This rank sends no further frame; if all ranks close here, they go back to the proven values together."""
+    SHARE = 9
 
 
 _FAREWELLS = (VoteSubject.LEAVE, VoteSubject.CLOSE)
@@ -65,6 +66,7 @@ _POINTS = {
     VoteSubject.GRADIENTS: "compares gradients",
     VoteSubject.MEMORY: "asks whether a micro-batch fits",
     VoteSubject.NOISE: "measures the gradients' noise",
+    VoteSubject.SHARE: "computes shares of the work",
 }
 
 

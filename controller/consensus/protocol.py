@@ -43,6 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..knobs.batch.share_plan import RankWork
 from ..observation import KnobSpace
 from .capabilities import Offer, decode_offer, encode_offer, live_knobs, space_hash
 
@@ -75,7 +76,7 @@ LONG_STEP_NS = 100_000_000
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch, one to read."""
 
-KNOBS_MAX = 13
+KNOBS_MAX = 14
 """Most knobs in a proposal (all there are); the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
@@ -84,10 +85,11 @@ QUEUE_MAX = 16
 LEISURE_QUEUE_MAX = 1
 """With more waiting ranges the side channel does not keep up with a vote at every second step."""
 
-VERSION = 7
+VERSION = 8
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
-REPORT_WORDS = _HEAD + 2 * CALM_PERIOD + KNOBS_MAX
+_WORK_WORDS = 3
+REPORT_WORDS = _HEAD + 2 * CALM_PERIOD + KNOBS_MAX + _WORK_WORDS
 
 _DISTURBANCE_SHIFT = 8
 DISTURBANCE_MAX = 255
@@ -194,6 +196,10 @@ class ProtocolMember:
         """How many switches this rank can afford, None for no limit; set by the owner."""
         self.affordable_everywhere: int | None = None
         """The smallest such number of any rank, as of the last gather."""
+        self.work: RankWork | None = None
+        """What a batch costs this rank; set by the owner."""
+        self.works: tuple[RankWork, ...] | None = None
+        """The same of all ranks, as of the last gather; None if one does not know it."""
         self._layout = 0
         self._offer: Offer | None = None
         self._ranges: deque[_Range] = deque()
@@ -307,6 +313,8 @@ class ProtocolMember:
         self.objections = tuple((rank, number) for rank, number in numbers if number)
         fewest = min(words[4] >> _SWITCHES_SHIFT & NO_LIMIT for words in vectors)
         self.affordable_everywhere = None if fewest == NO_LIMIT else fewest
+        works = [RankWork(*words[-_WORK_WORDS:]) for words in vectors]
+        self.works = tuple(works) if all(work.samples > 0 for work in works) else None
         return _slowest(vectors)
 
     # --- votes ----------------------------------------------------------------------------------------
@@ -387,7 +395,8 @@ class ProtocolMember:
         head += [len(closed.paces)]
         paces = _padded([pace or 0 for pace in closed.paces], CALM_PERIOD)
         values = _padded(wanted.values if wanted else (), KNOBS_MAX)
-        return head + paces + _padded(closed.collections, CALM_PERIOD) + values
+        work = (0,) * _WORK_WORDS if self.work is None else (self.work.fixed_ns, self.work.sample_ns, self.work.samples)
+        return [*head, *paces, *_padded(closed.collections, CALM_PERIOD), *values, *work]
 
     def _decode_proposal(self, words: Sequence[int]) -> SwitchProposal | None:
         if not words[4] & _FLAG_PROPOSAL:

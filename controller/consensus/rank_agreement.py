@@ -28,6 +28,7 @@ from pacecar.profiler.transport.side_group import SideGroup, failure, job_store
 from pacecar.torch_internals import lacking
 
 from ..knobs.actuator import Gather
+from ..knobs.batch.share_plan import RankWork
 from ..observation import KnobSpace
 from .capabilities import Offer
 from .channels import BODY_WORDS, Frame, LateError, LeftError, VoteChannel, VoteSubject
@@ -179,6 +180,15 @@ class RankAgreement:
     def objections(self) -> Mapping[int, int]:
         """Rank -> the number in its last report; ranks without an objection are left out."""
         return dict(self._member.objections)
+
+    def report_work(self, work: RankWork | None) -> None:
+        """Send all ranks, with the next reports, what a batch costs this one; None if unknown."""
+        self._member.work = work
+
+    @property
+    def works(self) -> tuple[RankWork, ...] | None:
+        """What a batch costs each rank by its last report; None if one does not know it."""
+        return self._member.works
 
     def report_affordable(self, switches: int | None) -> None:
         """Send rank 0, with the next reports, how many switches this rank can afford; None for no limit."""

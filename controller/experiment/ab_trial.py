@@ -424,5 +424,7 @@ def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
     Old and new workers load at once then, so those steps are faster than under either setting and must not be judged.
     """
     flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
+    if before.get("work_share") != after.get("work_share"):
+        return REFILL_STEPS_MAX // 2 if "loader_workers" not in before else min(REFILL_STEPS_MAX, flights[0])
     same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))
     return 0 if same else min(REFILL_STEPS_MAX, sum(flights))

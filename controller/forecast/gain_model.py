@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
+from ..knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
 from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
 from .forecast import Forecast
@@ -39,6 +40,9 @@ when scheduled."""
 COLLECTION_SPREAD = 0.5
 """Share of an expected gain by which it may be wrong: scheduled collections cost something, too."""
 
+SHARE_GAIN_MIN = 0.03
+"""A smaller difference between ranks is noise, and no reason to move work."""
+
 PREFETCH_SHARE = 0.25
 """Share of the wait that prefetching saves: it does not speed loading up, it only evens it out."""
 
@@ -53,6 +57,9 @@ class GainModel:
         self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
         self._last: SettingReading | None = None
         self._collections: dict[int, float] = {}  # interval -> share of the step
+        self._works: tuple[RankWork, ...] | None = None
+        self._shares_used = 0
+        self._pace_ns = 0
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -68,6 +75,8 @@ class GainModel:
         if step.collection_ns is not None and "gc_interval" in step.values:
             self._collections[step.values["gc_interval"]] = step.collection_ns / step.pace_ns
         self._last = self.history.learn(step) or self._last
+        self._works, self._pace_ns = step.works, step.pace_ns
+        self._shares_used = max(self._shares_used, step.values.get("work_share", 0))
 
     def forget(self) -> None:
         """Forget paces and ledgers, because conditions changed.  The record of forecasts stays."""
@@ -85,6 +94,8 @@ class GainModel:
             return self._buckets.expect_compression(values, to_value)
         if knob == "micro_batch":
             return self._expect_micro_batch(values, to_value)
+        if knob == "work_share":
+            return self._expect_work_share(values[knob], to_value)
         if knob.startswith("loader_"):
             return self._expect_loader(knob, values, to_value)
         if knob == "gc_interval":
@@ -118,6 +129,26 @@ class GainModel:
         gain = _loader_gain(knob, values[knob], to_value, wait)
         is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
         return Forecast(gain, self.history.spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
+
+    # --- work share ---
+
+    def _expect_work_share(self, here: int, to: int) -> Forecast:
+        """Forecast from what a batch costs each rank: the step is as long as the slowest one needs."""
+        works = self._works
+        if to not in (0, self._shares_used + 1):
+            return Forecast(0.0, 0.0, "earlier and later shares are not tried")
+        if works is None or self._pace_ns <= 0:
+            return Forecast(0.0, 0.0, "the ranks' speeds are not measured yet")
+        present = [work.samples for work in works]
+        try:
+            shares = plan_shares(works) if to else (sum(present) // len(present),) * len(present)
+        except ValueError as error:
+            return Forecast(0.0, 0.0, str(error))
+        now_ns, then_ns = longest_ns(works, present), longest_ns(works, shares)
+        gain = (now_ns - then_ns) / max(self._pace_ns, now_ns)
+        if abs(gain) < SHARE_GAIN_MIN:
+            return Forecast(0.0, 0.0, "the ranks are equally fast, nothing to win")
+        return Forecast(gain, self.history.spread("work_share", gain), shares_text(shares))
 
     # --- micro-batch ---
 

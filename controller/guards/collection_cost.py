@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median, stdev
 
-from ..knobs.garbage_collection import AUTOMATIC, CollectionSchedule, Objection
+from ..knobs.garbage_collection import AUTOMATIC, CollectionSchedule
 from ..observation import JobFacts, KnobSpace, Observation
-from .knob_rollback import Alarm, KnobRollback
+from .knob_rollback import KnobRollback
 
 __all__ = ["CollectionCost"]
 
@@ -131,10 +131,7 @@ class CollectionCost(KnobRollback):
         )
 
     def _watch(self) -> None:
-        objections = self._objections()
-        if objections and self._alarm is None and self._last is not None:
-            rank, number = next(iter(objections.items()))
-            self._alarm = Alarm(self._last.step, f"on rank {rank} {Objection(number).words}")
+        self._heed(self._objections())
 
 
 class _ScheduledCost:

@@ -8,7 +8,7 @@ other knobs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as replace_fields
@@ -16,6 +16,7 @@ from msgspec.structs import replace as replace_fields
 from pacecar.knobs import KnobName
 from pacecar.records import Decision, Verdict
 
+from ..knobs.actuator import Objection
 from ..observation import Guard, JobFacts, KnobSpace, Observation, Proposal, Record
 
 __all__ = ["Alarm", "KnobRollback"]
@@ -49,6 +50,13 @@ class KnobRollback(Guard, ABC):
     @abstractmethod
     def _watch(self) -> None:
         """Set `_alarm` if it is time, and `_is_in_force` if that is known otherwise than from steps."""
+
+    def _heed(self, objections: Mapping[int, int]) -> None:
+        """Raise the alarm if a rank objects to this knob; `objections` are their numbers."""
+        for rank, number in objections.items():
+            objection = Objection(number)
+            if objection.knob == self.knob and self._alarm is None and self._last is not None:
+                self._alarm = Alarm(self._last.step, f"on rank {rank} {objection.words}")
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
         """Learn whether the knob can be turned."""

@@ -12,7 +12,18 @@ from enum import IntEnum
 
 import torch
 
-__all__ = ["MEMORY_RATIO_MAX", "Actuator", "ActuatorError", "Gather", "StartGather", "peak_ratio", "powers_of_two"]
+from pacecar.knobs import KnobName
+
+__all__ = [
+    "MEMORY_RATIO_MAX",
+    "Actuator",
+    "ActuatorError",
+    "Gather",
+    "Objection",
+    "StartGather",
+    "peak_ratio",
+    "powers_of_two",
+]
 
 Gather = Callable[[], list[list[float]] | None]
 """Waits for the numbers of all ranks and returns them in order of rank; None if they cannot be had."""
@@ -26,6 +37,30 @@ MEMORY_RATIO_MAX = 0.9
 
 class ActuatorError(RuntimeError):
     """A knob could not be turned; the previous setting is in force again."""
+
+
+class Objection(IntEnum):
+    """Why a rank needs a knob's first value back; the numbers, 1 to 255, go over the wire."""
+
+    SCRIPT = 1
+    MEMORY = 2
+    LOOP = 3
+
+    @property
+    def knob(self) -> KnobName:
+        """The knob that goes back."""
+        return "work_share" if self is Objection.LOOP else "gc_interval"
+
+    @property
+    def words(self) -> str:
+        """The reason in words."""
+        match self:
+            case Objection.SCRIPT:
+                return "the script turned the collector off, or changed its thresholds"
+            case Objection.MEMORY:
+                return "garbage filled the memory between two collections"
+            case Objection.LOOP:
+                return "the loop trains on other samples than it was given, or weights its losses itself"
 
 
 class Actuator(ABC):
@@ -69,8 +104,8 @@ class Actuator(ABC):
         """Do what is due at every step boundary; return how many ns of it are the job's own work, not pacecar's."""
         return 0
 
-    def objection(self) -> IntEnum | None:
-        """Return why this rank needs the first value back, 1 to 255; None while it does not."""
+    def objection(self) -> Objection | None:
+        """Return why this rank needs the first value back; None while it does not."""
         return None
 
     def close(self) -> None:  # noqa: B027  most knobs have nothing to undo

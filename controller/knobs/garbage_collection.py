@@ -30,17 +30,16 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from enum import IntEnum
 
 import torch
 
 from pacecar.config import TuneConfig
 from pacecar.kernel_files.reader import KernelFiles
 
-from .actuator import Actuator, ActuatorError
+from .actuator import Actuator, ActuatorError, Objection
 from .dataloader.worker_limits import available_bytes
 
-__all__ = ["AUTOMATIC", "CollectionSchedule", "GcIntervalActuator", "Objection", "gc_knobs"]
+__all__ = ["AUTOMATIC", "CollectionSchedule", "GcIntervalActuator", "gc_knobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,20 +74,6 @@ CHECK_BOUNDARIES = 4
 GROWTH_SHARE_MAX = 0.1
 """Memory may grow by this share of what is free between two collections.  Beyond it everything is collected, and if
 that frees half of the growth, the knob is turned back: the growth was garbage."""
-
-
-class Objection(IntEnum):
-    """Why a rank needs automatic collections back; the numbers go over the wire."""
-
-    SCRIPT = 1
-    MEMORY = 2
-
-    @property
-    def words(self) -> str:
-        """The reason in words."""
-        if self is Objection.SCRIPT:
-            return "the script turned the collector off, or changed its thresholds"
-        return "garbage filled the memory between two collections"
 
 
 def gc_knobs(config: TuneConfig, device: torch.device) -> list[Actuator]:

@@ -80,6 +80,8 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
         idea = "all ranks collect garbage at once, and only what is new"
         if new == 0:
             idea = "Python may collect garbage at better moments"
+    elif knob == "work_share":
+        idea = "slow ranks give samples to fast ones" if new else "every rank does as many samples again"
     else:
         idea = "a neighbour of the present value"
     return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"

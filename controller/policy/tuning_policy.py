@@ -471,6 +471,8 @@ class TuningPolicy(Policy):
         """Record what became of a trial; return the reason."""
         candidate = opened.candidate
         reason = phrases.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast)
+        if candidate.knob == "work_share" and outcome_of(end.cause) == "kept" and candidate.forecast is not None:
+            reason = f"{reason}; since step {step.step} {candidate.forecast.basis}"
         self._records.conclude(
             opened.decision,
             candidate.knob,

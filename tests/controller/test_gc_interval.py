@@ -20,7 +20,7 @@ from pacecar.controller.consensus.step_observations import ObservationListener
 from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.guards.collection_cost import STEPS_MIN, CollectionCost
 from pacecar.controller.knobs import garbage_collection
-from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.actuator import ActuatorError, Objection
 from pacecar.controller.knobs.garbage_collection import (
     BACKSTOP_OBJECTS,
     BLOCKS_MIN,
@@ -29,7 +29,6 @@ from pacecar.controller.knobs.garbage_collection import (
     CollectionSchedule,
     GcIntervalActuator,
     HostAndDeviceMemory,
-    Objection,
     gc_knobs,
 )
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Proposal

@@ -16,9 +16,8 @@ from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.experiment.exploration_budget import RESERVED_SWITCHES
 from pacecar.controller.guards.node_monitor import NodeMonitor
-from pacecar.controller.knobs.actuator import Actuator, ActuatorError
+from pacecar.controller.knobs.actuator import Actuator, ActuatorError, Objection
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
-from pacecar.controller.knobs.garbage_collection import Objection
 from pacecar.controller.observation import Guard, JobFacts, Observation, Policy, Proposal, Record
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY, TunedJob, Tuner

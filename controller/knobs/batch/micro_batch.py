@@ -16,7 +16,7 @@ The knob refuses models with batch normalization or dropout, which depend on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -98,7 +98,8 @@ class MicroBatcher:
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
     `whole_samples` is what goes through at once if no `micro_batch` is in force and batches are combined.  `refused` is
-    the reason why the size must not be changed under the caller; None if it may.
+    the reason why the size must not be changed under the caller; None if it may.  `share_factor` returns what the
+    losses of a batch of so many samples are multiplied by if ranks share work unevenly.
     """
 
     def __init__(
@@ -123,6 +124,9 @@ class MicroBatcher:
         self.weight = 1.0
         self.is_last = True
         self.refused: str | None = None
+        self.share_factor: Callable[[int], float] | None = None
+        self.has_weighted = self.has_own_weights = self.counts_terms = False
+        self._factor = 1.0
         self.ddp = ddp
         # Without this switch in torch, every micro-batch synchronizes: slower, with the same gradients.
         self._gated = ddp if hasattr(ddp, "require_backward_grad_sync") else None
@@ -164,11 +168,15 @@ class MicroBatcher:
             raise ValueError("trim needs tokens: the mask, or the length of each sample")
         lengths = None if tokens is None else measure(tokens, samples, width_of(batch))
         terms = None if count is None else terms_of(count, samples)
-        self.batch_samples = max(samples, self.batch_samples or samples)
+        self._factor = 1.0 if self.share_factor is None else self.share_factor(samples)
+        if self._factor == 1.0:
+            self.batch_samples = max(samples, self.batch_samples or samples)
+        self.counts_terms = self.counts_terms or count is not None
         if lengths is not None:
             self._record_lengths(lengths, samples, trim=trim)
         self._present_samples = samples
-        bounds = [b for b in (self.samples.value or self.whole_samples, self.samples_cap) if b is not None]
+        whole = self.whole_samples if self._factor == 1.0 else self.batch_samples  # memory holds no more at once
+        bounds = [b for b in (self.samples.value or whole, self.samples_cap) if b is not None]
         cuts = plan(
             samples,
             samples_max=min(bounds, default=None),
@@ -219,7 +227,9 @@ class MicroBatcher:
         another loss give the `weight`: 1.0 for a sum.  With the whole batch at once nothing is multiplied, so the
         gradients are those of `loss.backward()` to the last bit.
         """
-        share = self.weight if weight is None else weight
+        self.has_weighted = self.has_weighted or weight is None
+        self.has_own_weights = self.has_own_weights or weight is not None
+        share = self.weight * self._factor if weight is None else weight
         weighted = loss if share == 1.0 else loss * share
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
+from ..batch.work_share import EpochShare
 from .randomness_check import SamplerWatch
 
 __all__ = ["IndexFeed", "IndexTap"]
@@ -34,6 +35,7 @@ class IndexFeed:
     `iter(source)` for this epoch, which a sampler may count: twice when it starts worker processes, else once.  `ahead`
     keeps the sampler that many lists ahead of delivery, as the user's own setting would, for samplers whose position
     goes into checkpoints; None: as far as the workers ask.  `watch` is called around the draws after the first.
+    `share` cuts what is drawn if ranks share work unevenly.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class IndexFeed:
         asks: int = 1,
         ahead: int | None = None,
         watch: SamplerWatch | None = None,
+        share: EpochShare | None = None,
     ) -> None:
+        self._share = share
         self._source = source
         self._asks_left = asks
         self._ahead = ahead
@@ -102,6 +106,8 @@ class IndexFeed:
         _, index = self._out.popleft()
         self.batch_length = len(index) if type(index) is list else None
         self._delivered += 1
+        if self._share is not None:
+            self._share.delivered()
         self._keep_ahead()
 
     def take_back(self, keep: int | None = None) -> None:
@@ -121,7 +127,7 @@ class IndexFeed:
         if watch is not None:
             watch.end()
         self._drawn += 1
-        return index
+        return index if self._share is None else self._share.cut(index)
 
     def _keep_ahead(self) -> None:
         while self._ahead is not None and self._drawn < self._delivered + self._ahead:

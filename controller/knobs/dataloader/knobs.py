@@ -21,6 +21,7 @@ from typing import TypeVar
 from pacecar.config import TuneConfig
 
 from ..actuator import Actuator, ActuatorError, powers_of_two
+from ..batch.work_share import WorkShareActuator
 from .switchable_loader import SwitchableLoader, unfit
 from .worker_limits import WorkerRoom, entangled, read_room, workers_max
 from .worker_set import WorkerSetting
@@ -39,6 +40,8 @@ class LoaderKnobs:
         self._config = config
         self._room = room
         self._reason = NO_LOADER
+        self.share: WorkShareActuator | None = None
+        """The knob that shares work among ranks, if it may be turned: it needs the loader too."""
         self._is_named = False
         self.is_offered = False
         self.loader: SwitchableLoader | None = None
@@ -57,7 +60,7 @@ class LoaderKnobs:
         present = self.loader
         if present is not None and present.user_loader is loader:
             return present
-        if not self.actuators or self.is_offered or tune is False or self._is_named:
+        if (not self.actuators and self.share is None) or self.is_offered or tune is False or self._is_named:
             return loader
         if tune is None and (present is not None or self._reason is not NO_LOADER):
             return loader  # a first one was passed; even if it was unfit, a second one rarely limits the job
@@ -67,7 +70,7 @@ class LoaderKnobs:
         if reason is not None:
             self._reason = reason
             return loader
-        self.loader = SwitchableLoader(loader)  # type: ignore[arg-type]  # `unfit` checked its type
+        self.loader = SwitchableLoader(loader, self.share)  # type: ignore[arg-type]  # `unfit` checked its type
         return self.loader
 
     def close(self, timeout_seconds: float) -> None:

@@ -36,6 +36,7 @@ from pacecar.torch_internals import lacking
 
 from ..actuator import ActuatorError
 from ..batch.batch_slicing import leaves
+from ..batch.work_share import WorkShareActuator
 from .index_sampler import IndexFeed
 from .randomness_check import Draws, SamplerWatch
 from .worker_set import Workers, WorkerSet, WorkerSetting, sampler_of
@@ -70,8 +71,9 @@ def unfit(loader: object) -> str | None:
 class SwitchableLoader:
     """The user's `loader`, iterated through copies.  Length and attributes are the loader's own."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], share: WorkShareActuator | None = None) -> None:
         self._loader = loader
+        self._share = share
         self.home = WorkerSetting(loader.num_workers, loader.prefetch_factor or PREFETCH_DEFAULT)
         self.setting = self.home
         self.agreed = self.home  # what all ranks turned to; differs from `setting` after a failure
@@ -163,6 +165,7 @@ class SwitchableLoader:
             asks=1 if is_reset or home.workers == 0 else 2,
             ahead=home.in_flight if self.keeps_position else None,
             watch=self._sampler,
+            share=None if self._share is None else self._share.begin_epoch(self._loader.sampler),
         )
         if home.workers == 0:
             feed.begin()

@@ -1,0 +1,205 @@
+"""Shares of the work: the plan, who computes which sample, and everything that is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+
+from pacecar.controller.forecast.gain_model import GainModel
+from pacecar.controller.knobs.actuator import ActuatorError, Gather
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
+from pacecar.controller.knobs.batch.work_share import WorkShareActuator
+from pacecar.controller.observation import JobFacts, Observation
+
+EVEN = 4
+
+
+def test_half_the_speed_gets_half_the_samples() -> None:
+    assert plan_shares([RankWork(0, 10, 12), RankWork(0, 20, 12)]) == (16, 8)
+    assert shares_text((10, 6)) == "rank 1 does 6 of 16 samples, rank 0 does 10"
+
+
+def test_a_rank_whose_share_would_be_zero_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="rank 1's share would be zero"):
+        plan_shares([RankWork(0, 1, 4), RankWork(1000, 1, 4)])
+
+
+works = st.builds(RankWork, st.integers(0, 50), st.integers(1, 50), st.just(4))
+
+
+@given(st.lists(works, min_size=2, max_size=3))
+def test_no_other_shares_are_faster(ranks: list[RankWork]) -> None:
+    total = 4 * len(ranks)
+    try:
+        shares = plan_shares(ranks)
+    except ValueError:
+        return
+    assert sum(shares) == total
+    others = (
+        (a, b, total - a - b) if len(ranks) == 3 else (a, total - a)
+        for a in range(total + 1)
+        for b in (range(total + 1 - a) if len(ranks) == 3 else (0,))
+    )
+    busy = (max(w.own_ns(n) for w, n in zip(ranks, other, strict=True) if n) for other in others)
+    assert longest_ns(ranks, shares) == min(busy)
+
+
+def knob_of(rank: int, answers: list[list[float]], loader: Any = None, **kwargs: Any) -> WorkShareActuator:
+    def start(numbers: Any) -> Gather:
+        answers.append(list(numbers))
+        return lambda: [answers[-1], *([[0.0, 20.0, EVEN, *answers[-1][3:]]] if rank == 0 else [])]
+
+    model = nn.Linear(1, 1)
+    return WorkShareActuator(
+        model, MicroBatcher(None), rank, 2, start_gather=start, loader=lambda: loader,
+        has_global_batch=kwargs.get("has_global_batch", False),
+    )  # fmt: skip
+
+
+def test_each_step_keeps_its_samples_and_the_weights_sum_to_the_ranks() -> None:
+    data = list(range(50))
+    samplers = [DistributedSampler(data, 2, rank, seed=5) for rank in range(2)]  # type: ignore[arg-type]
+    own = [list(BatchSampler(sampler, EVEN, drop_last=False)) for sampler in samplers]
+    seen: list[list[list[int]]] = []
+    factors: list[list[float]] = []
+    for rank, sampler in enumerate(samplers):
+        knob = knob_of(rank, [])
+        knob._shares[1] = (6, 2)
+        epoch = knob.begin_epoch(sampler)
+        seen.append([])
+        factors.append([])
+        for place, some in enumerate(own[rank]):
+            if place == 2:  # as `apply` does it, from the next batch on
+                knob._begins.append(((1, place), 1))
+            mine = epoch.cut(some)
+            epoch.delivered()
+            seen[rank].append(mine)
+            factors[rank].append(knob.factor(len(mine)))
+    for place, (first, second) in enumerate(zip(*seen, strict=True)):
+        assert sorted(first + second) == sorted(own[0][place] + own[1][place])
+        is_even = place < 2 or len(own[0][place]) < EVEN
+        assert (len(first), len(second)) == ((len(own[0][place]),) * 2 if is_even else (6, 2))
+        assert factors[0][place] + factors[1][place] == 2
+
+
+def test_shares_are_computed_once_and_kept_for_the_way_back() -> None:
+    answers: list[list[float]] = []
+    knob = knob_of(0, answers)
+    sampler: Any = DistributedSampler(list(range(64)), 2, 0)  # type: ignore[arg-type]
+    epoch = knob.begin_epoch(sampler)
+    assert knob.is_barred(1), "nothing is measured yet"
+    for some in BatchSampler(sampler, EVEN, drop_last=True):
+        epoch.cut(some)
+        epoch.delivered()
+        knob.factor(EVEN)
+        if epoch.drawn == 3:
+            break
+    for _ in range(20):
+        knob.note(EVEN, 10 * EVEN, 0)
+    assert not knob.is_barred(1)
+    knob.apply(1)
+    assert knob._shares[1] == (6, 2) or knob._shares[1] == (5, 3)
+    kept = knob._shares[1]
+    knob.apply(0)
+    knob.apply(1)
+    assert knob._shares[1] == kept
+    assert len(answers) == 3
+
+
+def test_a_rank_that_does_not_answer_leaves_the_shares_as_they_are() -> None:
+    knob = WorkShareActuator(
+        nn.Linear(1, 1), MicroBatcher(None), 0, 2, start_gather=lambda _: lambda: None, loader=lambda: None,
+        has_global_batch=False,
+    )  # fmt: skip
+    with pytest.raises(ActuatorError, match="did not answer"):
+        knob.apply(1)
+    assert knob.value() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"counts_terms": True}, "mean over counted terms"),
+        ({"has_own_weights": True}, "weights of its own"),
+        ({"has_weighted": False}, "losses cannot be weighted"),
+        ({"batch_samples": None}, "losses cannot be weighted"),
+        ({"refused": "the trainer cuts"}, "the trainer cuts"),
+    ],
+)
+def test_loops_whose_mean_would_change_are_refused(
+    change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pacecar.controller.knobs.batch import work_share
+
+    monkeypatch.setattr(work_share, "find_ddp", lambda _: SimpleNamespace(process_group=None))
+    monkeypatch.setattr(work_share.dist, "get_world_size", lambda _: 2)
+    knob = knob_of(0, [])
+    for name, value in ({"has_weighted": True, "batch_samples": EVEN} | change).items():
+        setattr(knob._batcher, name, value)
+    assert reason in str(knob.refusal())
+
+
+def test_no_ddp_is_refused() -> None:
+    assert "DistributedDataParallel" in str(knob_of(0, []).refusal())
+
+
+class Custom(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda d: DataLoader(d, EVEN, shuffle=True), "RandomSampler; use DataLoader"),
+        (lambda d: DataLoader(d, batch_sampler=Custom(RandomSampler(d), EVEN, False)), "Custom; use DataLoader"),
+        (lambda d: DataLoader(d, EVEN, sampler=DistributedSampler(d, 3, 0)), "rank 0 of 3"),
+        (lambda d: DataLoader(d, 1, sampler=DistributedSampler(d, 2, 0)), "a share would be zero"),
+    ],
+)
+def test_samplers_that_cannot_be_split_are_refused_with_what_to_use(make: Any, reason: str) -> None:
+    user = make(torch.arange(40))
+    loader = SimpleNamespace(user_loader=user, home=SimpleNamespace(in_flight=0), keeps_position=False)
+    assert reason in str(knob_of(0, [], loader)._refused_sampler())
+
+
+def test_a_loop_that_reads_ahead_or_changes_its_batches_is_refused() -> None:
+    knob = knob_of(0, [])
+    knob.arrived(EVEN, EVEN)
+    knob.arrived(EVEN, EVEN)
+    assert knob.factor(EVEN) == 1.0
+    assert "ahead" in str(knob._odd)
+    knob = knob_of(0, [])
+    knob.arrived(EVEN, EVEN)
+    assert knob.factor(3) == 1.0
+    assert "3 samples of a batch of 4" in str(knob._odd)
+
+
+def test_the_forecast_moves_work_to_the_fast_rank_and_back_when_the_slow_one_recovers() -> None:
+    def learned(*ranks: RankWork, value: int = 0) -> GainModel:
+        model = GainModel(JobFacts("j", 2))
+        pace = max(work.own_ns(work.samples) for work in ranks)
+        model.learn(Observation(1, 0, {"work_share": value}, pace, works=ranks))
+        return model
+
+    slow = learned(RankWork(0, 10, 16), RankWork(0, 20, 16)).expect("work_share", {"work_share": 0}, 1)
+    assert slow is not None
+    assert slow.gain_ratio == pytest.approx(1 - 220 / 320)
+    assert slow.basis == "rank 1 does 10 of 32 samples, rank 0 does 22"
+    recovered = learned(RankWork(0, 10, 21), RankWork(0, 10, 11), value=1)
+    back = recovered.expect("work_share", {"work_share": 1}, 0)
+    assert back is not None
+    assert back.gain_ratio == pytest.approx(1 - 160 / 210)
+    alike = learned(RankWork(0, 10, 16), RankWork(0, 10, 16)).expect("work_share", {"work_share": 0}, 1)
+    assert alike is not None
+    assert (alike.gain_ratio, alike.spread_ratio) == (0.0, 0.0)
+    broken = learned(RankWork(0, 1, 4), RankWork(900, 1, 4)).expect("work_share", {"work_share": 0}, 1)
+    assert broken is not None
+    assert "rank 1's share would be zero" in broken.basis
