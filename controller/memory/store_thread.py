@@ -147,7 +147,9 @@ class JobMemory:
         return self._store_thread.recall(self._fingerprint)
 
     def keep(self, knobs: Mapping[str, int], gain_ratio: float, pace_ns: int | None, steps: int) -> None:
-        """Remember these as the best."""
+        """Remember these as the best, unless uneven work shares are among them: those are this run's machines'."""
+        if knobs.get("work_share"):
+            return
         now = self._clock.wall_ns()
         entry = StoredKnobs(
             key=self._fingerprint.key,
