@@ -13,11 +13,13 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from pacecar.controller.forecast.gain_model import GainModel
-from pacecar.controller.knobs.actuator import ActuatorError, Gather
+from pacecar.controller.guards.work_share_rollback import WorkShareRollback
+from pacecar.controller.knobs.actuator import ActuatorError, Gather, Objection
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
 from pacecar.controller.knobs.batch.work_share import WorkShareActuator
-from pacecar.controller.observation import JobFacts, Observation
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.records import Verdict
 
 EVEN = 4
 
@@ -203,3 +205,35 @@ def test_the_forecast_moves_work_to_the_fast_rank_and_back_when_the_slow_one_rec
     broken = learned(RankWork(0, 1, 4), RankWork(900, 1, 4)).expect("work_share", {"work_share": 0}, 1)
     assert broken is not None
     assert "rank 1's share would be zero" in broken.basis
+
+
+def test_all_ranks_go_back_once_a_loop_no_longer_trains_on_what_it_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    knob = knob_of(0, [])
+    knob._shares[1] = (6, 2)
+    knob.arrived(EVEN, EVEN)
+    assert knob.factor(EVEN) == 1.0
+    assert knob.objection() is None
+    knob._value = 1
+    knob.arrived(6, EVEN)
+    assert knob.factor(6) == 1.5
+    assert knob.objection() is None
+    knob.arrived(6, EVEN)
+    assert knob.factor(5) == 1.0, "what the loop left out is not known"
+    assert knob.objection() is Objection.LOOP
+    assert "goes back to equal shares: the loop trains on 5 samples of a batch of 6" in caplog.text
+    assert knob.is_barred(1)
+    assert not knob.is_barred(0)
+
+    objections = {0: int(Objection.SCRIPT)}
+    guard = WorkShareRollback(lambda: objections)
+    guard.begin(JobFacts("j", 2), [KnobSpace("work_share", 0, (0, 1))], turns_knobs=True)
+    guard.judgeable(Observation(step=9, wall_ns=9, values={"work_share": 1}, pace_ns=100, profiled=False))
+    assert not guard.must_act(), "another knob's"
+    objections[1] = int(Objection.LOOP)
+    assert guard.must_act()
+    proposal, records = guard.take_back(None, [])
+    assert proposal is not None
+    assert proposal.values == {"work_share": 0}
+    assert [record.reason for record in records if isinstance(record, Verdict)] == [
+        "taken back: on rank 1 the loop trains on other samples than it was given, or weights its losses itself"
+    ]
