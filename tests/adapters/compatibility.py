@@ -33,6 +33,10 @@ weights stayed those of the untuned one within float tolerance. Another version 
 """
 
 
+NOT_BY_LIBRARY = {"gc_interval", "work_share"}
+"""What Python holds in the process, and how the loop loads and weights its batches, decides about these knobs."""
+
+
 def turned(switches: list[list[Any]]) -> list[str]:
     """Return the knobs that had two values or more, by the switches [step, values] of a job."""
     return sorted({k for (_, a), (_, b) in pairwise(switches) for k in b if k in a and a[k] != b[k]})
@@ -46,8 +50,7 @@ def ran(name: str, library: str, version: str, job: str, answer: dict[str, Any])
         "job": job,
         "measured": answer["measured"],
         "live": turned(answer["switches"]),
-        # What Python holds in the process decides about this knob, not the library.
-        "refused": {knob: reason for knob, reason in answer["refused"].items() if knob != "gc_interval"},
+        "refused": {knob: reason for knob, reason in answer["refused"].items() if knob not in NOT_BY_LIBRARY},
     }
     path = FOLDER / f"{name}.json"
     if os.environ.get("RECORD_COMPATIBILITY"):
