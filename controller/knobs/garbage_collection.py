@@ -214,7 +214,8 @@ class GcIntervalActuator(Actuator):
 
     def _collect(self) -> None:
         self._collections += 1
-        made = gc.get_count()[0]
+        young, swept, _ = gc.get_count()  # the backstop may have swept the new ones before
+        made = young + swept * BACKSTOP_OBJECTS
         self._grown += made - gc.collect(1)
         if self._collections % FULL_EVERY == 0:
             population = self._population

@@ -44,7 +44,7 @@ MUTATIONS = (
              "controller/consensus/protocol.py", "if alive == 0:", "if alive < 0:",
              "tests/controller"),
     Mutation("the job's pace is the fastest rank's, not the slowest's",
-             "controller/consensus/protocol.py", "JobPace(first_step + i, max(", "JobPace(first_step + i, min(",
+             "controller/consensus/protocol.py", "max(words[_HEAD + i] for words", "min(words[_HEAD + i] for words",
              "tests/controller"),
     Mutation("the dead band counts for the change, not against it",
              "controller/experiment/sequential_test.py",
