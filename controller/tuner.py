@@ -36,7 +36,6 @@ from .consensus.step_observations import ObservationBacklog, ObservationListener
 from .experiment.exploration_budget import RESERVED_SWITCHES, SwitchPrice
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
-from .knobs.batch.share_plan import RankWork
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
 from .observation import Guard, JobFacts, Observation, Policy, Proposal, Record, TunerState
 from .policy.hand_orders import HandOrders
@@ -111,10 +110,6 @@ class TunedJob(Protocol):
 
     def reserve(self, cost_ns: int) -> None:
         """Keep this much of the overhead budget for switches; windows must not borrow it."""
-
-    def work(self) -> RankWork | None:
-        """Return what a batch costs this rank without waiting for others; None if unknown or of no use."""
-        return None
 
     def awaits_first_window(self) -> bool:
         """Return whether this rank's first exact window is about to come: the ledger of the untuned job."""
@@ -389,7 +384,8 @@ class Tuner:
         self._job.reserve(RESERVED_SWITCHES * self._price.price_ns(earned_ns) if is_trying else 0)
         objections = (actuator.objection() for actuator in self._actuators.values())
         self._agreement.report_objection(next((int(one) for one in objections if one is not None), None))
-        self._agreement.report_work(self._job.work())
+        works = (self._actuators[space.knob].work() for space in self._switcher.live())
+        self._agreement.report_work(next((one for one in works if one is not None), None))
         if self._node is not None:
             self._agreement.report_disturbance(self._node.update())
             self._node.others = self._agreement.disturbed

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 
 from torch import nn
@@ -28,7 +29,6 @@ from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers, unused_bytes
-from pacecar.controller.knobs.batch.share_plan import RankWork
 from pacecar.controller.knobs.batch.work_share import WorkShareActuator
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs
@@ -81,9 +81,7 @@ class HookedJob(TunedJob):
         hello: JobHello,
         *,
         at_forward: bool,
-        work_share: WorkShareActuator | None = None,
     ) -> None:
-        self._work_share = work_share
         self._hook = hook
         self._reducer = reducer
         self._batcher = batcher
@@ -157,10 +155,6 @@ class HookedJob(TunedJob):
     def earned_ns(self, wall_ns: int) -> int:
         """Return the hook's overhead budget for `wall_ns`."""
         return round(self._hook.budget.ratio_max * wall_ns)
-
-    def work(self) -> RankWork | None:
-        """Return what the knob of work shares measured of this rank."""
-        return None if self._work_share is None else self._work_share.work()
 
     def awaits_first_window(self) -> bool:
         """Ask the hook."""
@@ -250,10 +244,14 @@ class JobKnobs:
 def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
     """Return the guards over the policy: `pause`, and those that `knobs` need."""
     guards: list[Guard] = [pause]
+
+    def objections() -> Mapping[int, int]:
+        return knobs.agreement.objections
+
     if any(knob.knob == "gc_interval" for knob in knobs.actuators()):
-        guards.append(CollectionCost(lambda: knobs.agreement.objections))
+        guards.append(CollectionCost(objections))
     if knobs.work_share is not None:
-        guards.append(WorkShareRollback(lambda: knobs.agreement.objections))
+        guards.append(WorkShareRollback(objections))
     if knobs.global_batch is not None:
         guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:

@@ -135,15 +135,7 @@ class JobRun(StepListener, DaemonInbox):
         if hello.rank == 0:
             policy, orders, self._store = make_policy_and_orders(model, hello, config)
         self.tuner = tuner = Tuner(
-            HookedJob(
-                model,
-                self.hook,
-                knobs.ddp.reducer,
-                trials.batcher,
-                hello,
-                at_forward=config.at_forward,
-                work_share=knobs.work_share,
-            ),
+            HookedJob(model, self.hook, knobs.ddp.reducer, trials.batcher, hello, at_forward=config.at_forward),
             config,
             reporter,
             policy=policy,

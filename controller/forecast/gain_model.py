@@ -5,6 +5,7 @@ Each kind of knob has its own arithmetic:
 - buckets and compression: the simulated timeline of `bucket_model`;
 - the data loader: the wait for data (`_loader_gain`);
 - the micro-batch: `micro_batch_model`;
+- shares of work: what a sample costs each rank (`share_plan`);
 - garbage collections: what they cost per step (`guards.collection_cost`).
 
 A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means

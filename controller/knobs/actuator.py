@@ -14,6 +14,8 @@ import torch
 
 from pacecar.knobs import KnobName
 
+from .batch.share_plan import RankWork
+
 __all__ = [
     "MEMORY_RATIO_MAX",
     "Actuator",
@@ -60,7 +62,7 @@ class Objection(IntEnum):
             case Objection.MEMORY:
                 return "garbage filled the memory between two collections"
             case Objection.LOOP:
-                return "the loop trains on other samples than it was given, or weights its losses itself"
+                return "the loop or its sampler no longer does what shares of work need"
 
 
 class Actuator(ABC):
@@ -106,6 +108,10 @@ class Actuator(ABC):
 
     def objection(self) -> Objection | None:
         """Return why this rank needs the first value back; None while it does not."""
+        return None
+
+    def work(self) -> RankWork | None:
+        """Return what a batch costs this rank without waiting for others; None if this knob does not measure it."""
         return None
 
     def close(self) -> None:  # noqa: B027  most knobs have nothing to undo

@@ -235,5 +235,18 @@ def test_all_ranks_go_back_once_a_loop_no_longer_trains_on_what_it_was_given(cap
     assert proposal is not None
     assert proposal.values == {"work_share": 0}
     assert [record.reason for record in records if isinstance(record, Verdict)] == [
-        "taken back: on rank 1 the loop trains on other samples than it was given, or weights its losses itself"
+        "taken back: on rank 1 the loop or its sampler no longer does what shares of work need"
     ]
+
+
+def test_an_order_that_changes_within_an_epoch_is_an_objection_and_this_rank_does_its_even_share() -> None:
+    sampler: Any = DistributedSampler(list(range(64)), 2, 0)  # type: ignore[arg-type]
+    knob = knob_of(0, [])
+    knob._shares[1], knob._value = (6, 2), 1
+    knob._begins.append(((1, 0), 1))
+    epoch = knob.begin_epoch(sampler)
+    own, *_ = BatchSampler(sampler, EVEN, drop_last=True)
+    assert len(epoch.cut(own)) == 6
+    assert knob.objection() is None
+    assert epoch.cut([63, 62, 61, 60]) == [63, 62, 61, 60]
+    assert knob.objection() is Objection.LOOP

@@ -151,7 +151,7 @@ class WorkShareActuator(Actuator):
             return own
         lists = epoch.lists(place, len(own), self._world_size)
         if lists[self._rank] != own:
-            logger.error("pacecar: the sampler's order changed within an epoch: this rank keeps its even share")
+            self._object("the sampler's order changed within an epoch")  # this rank does its even share meanwhile
             return own
         even, mine = len(own), shares[self._rank]
         if mine <= even:
