@@ -4,7 +4,8 @@ Simulated jobs (`tests/kit/simulated_jobs`, loud noise) tell their steps through
 messages to the shipped detectors, one for each subgroup of ranks.  One rank gets slow in the middle of the run, or is
 from its first step on (`always`); a fault counts if it makes the job's steps at least 15 % longer.  Healthy jobs have,
 by turns, sequences of uneven lengths, pauses of all ranks for evaluation and checkpoints, and links that are slow for
-a few steps.  Real jobs are those of `straggler_job.py`, with rank 1 slowed by 40 % of a step.
+a few steps.  Real jobs are those of `straggler_job.py`, with rank 1 slowed by 40 % of a step; of `link` (root) it
+sends at 20 Mbit/s from then on.
 
 Everything follows from `--seed`.
 
@@ -20,6 +21,8 @@ import itertools
 import json
 import statistics
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,15 +30,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.straggler_job import ONSET_FILE, SLOW_RANK
 from pacecar.profiler.ranks.exchange.phase_sums_message import RankRange
 from pacecar.profiler.ranks.exchange.subgroups import subgroup_of
 from pacecar.profiler.ranks.straggler_detector import StragglerDetector
 from pacecar.records import Cause, Straggler
 from tests.kit.ranks import finish, start_ranks
+from tests.kit.shaping import Link, shaped
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
 from tests.kit.simulated_jobs.timers import ranges_of
 
 STEPS, ONSET = 88, 48
+SLOW_LINK = Link(20)
+"""Of a gloo job whose ranks send at 1 Gbit/s."""
 SLOWER_MIN = 1.15
 
 
@@ -174,7 +181,18 @@ def _job(layout: Layout, seed: int, *faults: Fault) -> Job:
 def real(kind: str, fault: str, *, world: int = 2, onset: int = 80, steps: int = 320) -> str:
     """Return whom rank 0 of a gloo job named."""
     program = [Path(__file__).with_name("straggler_job.py"), kind, fault, str(onset), str(steps), "0.4"]
-    ended = finish(start_ranks(program, world, python=sys.executable))
+    if fault == "link":
+        with shaped(world, Link(1000)) as net, tempfile.TemporaryDirectory() as folder:
+            ranks = start_ranks(
+                program, world, python=sys.executable, environ={"GLOO_SOCKET_IFNAME": net.device},
+                folder=Path(folder), address=net.address, prefixes=net.prefixes,
+            )  # fmt: skip
+            while not Path(folder, ONSET_FILE).exists() and ranks[0].process.poll() is None:
+                time.sleep(0.1)
+            net.change(SLOW_LINK, only=SLOW_RANK)
+            ended = finish(ranks)
+    else:
+        ended = finish(start_ranks(program, world, python=sys.executable))
     rows = [json.loads(line) for line in ended[0].out.splitlines() if line.startswith("{")]
     named = [f"rank {row['rank']} {row['cause']} at step {row['at']}" for row in rows if not row["ended"]]
     return ", ".join(dict.fromkeys(named)) or "nobody"

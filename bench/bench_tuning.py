@@ -66,24 +66,24 @@ ARMS: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One job: `change` is what the link becomes half way."""
+    """One job: `changes` is what the link becomes, each for an equal part of the run."""
 
     model: str
     link: Link
     ranks: int = 2
-    change: Link | None = None
+    changes: tuple[Link, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Read "stack10@1000/5", "deep@1000:4" (four ranks) or "stack10@1000>5000" (the link changes)."""
+        """Read "stack10@1000/5", "deep@1000:4" (four ranks) or "stack10@1000>5000>1000" (the link changes twice)."""
         model, _, rest = text.partition("@")
         links, _, ranks = rest.partition(":")
-        first, _, second = links.partition(">")
-        return cls(model, Link.parse(first), int(ranks or 2), Link.parse(second) if second else None)
+        first, *others = map(Link.parse, links.split(">"))
+        return cls(model, first, int(ranks or 2), tuple(others))
 
     def __str__(self) -> str:
-        change = f", then {self.change}" if self.change else ""
-        return f"{self.model}, {self.ranks} ranks, {self.link}{change}"
+        changes = "".join(f", then {link}" for link in self.changes)
+        return f"{self.model}, {self.ranks} ranks, {self.link}{changes}"
 
 
 FULL = (
@@ -94,6 +94,10 @@ FULL = (
     ),
     Case.parse("stack10@1000:4"),
     Case.parse("deep@1000/1:4"),
+    *(Case.parse(f"{model}@2500") for model in ("embedding", "vgg", "alternating", "accumulation")),
+    Case.parse("stack10@1000:3"),
+    Case.parse("stack10@4000>1000"),
+    Case.parse("stack10@4000>1000>4000"),
 )
 """Everything; many hours.  `--cases` takes some of it."""
 
@@ -121,8 +125,8 @@ Setting = tuple[int, int | None]
 QUICK = (Case.parse("stack10@1000"),)
 
 
-def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None = None) -> list[dict[str, Any]]:
-    """Run one job to its end and return what each rank said; changes the link when rank 0 has reached the step."""
+def run_ranks(net: Net, ranks: int, given: dict[str, Any], changes: Sequence[Link] = ()) -> list[dict[str, Any]]:
+    """Run one job to its end and return what each rank said; changes the link when rank 0 reaches a step of `say`."""
     environ = os.environ | {
         "MASTER_ADDR": net.address,
         "MASTER_PORT": str(PORT),
@@ -144,10 +148,10 @@ def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None =
     try:
         first = processes[0].stdout
         assert first is not None
-        last = ""
+        last, left = "", list(changes)
         for line in first:
-            if change is not None and '"reached"' in line:
-                net.change(change)
+            if left and '"reached"' in line:
+                net.change(left.pop(0))
             last = line
         outputs = [last, *(process.communicate(timeout=JOB_SECONDS_MAX)[0] for process in processes[1:])]
         _, errors = processes[0].communicate()
@@ -217,10 +221,10 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
         given["attach"] = options
     if arm == "oracle" and best_bytes:
         given["bucket_bytes"] = best_bytes
-    if case.change is not None:
-        given["say"] = [steps // 2]
+    parts = 1 + len(case.changes)
+    given["say"] = [steps * part // parts for part in range(1, parts)]
     before = processor_seconds()
-    said = run_ranks(net, case.ranks, given, case.change)
+    said = run_ranks(net, case.ranks, given, case.changes)
     stolen, passed = (after - was for after, was in zip(processor_seconds(), before, strict=True))
     first = said[0]
     return Run(
@@ -308,7 +312,7 @@ def _size(size: int) -> str:
 def main() -> None:
     """Run the cases that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", help="MODEL@LINK[>LINK][:RANKS], separated by commas; 'all' for every one")
+    parser.add_argument("--cases", help="MODEL@LINK[>LINK...][:RANKS], separated by commas; 'all' for every one")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)

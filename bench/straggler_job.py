@@ -2,11 +2,12 @@
 
     KIND FAULT ONSET STEPS SHARE
 
-KIND is ddp, accumulation, fsdp2, pipeline or tensor; FAULT is forward, backward, data, host, gc, quota, work or none.
-From step ONSET on rank 1 takes SHARE of a step longer in that part of it.  Layers sleep where others compute, so that
-ranks do not take the processors from each other; `work` gives rank 1 longer sequences, which take longer in proportion.
-Under `quota` layers compute for a quarter of their time, and rank 1 may then use SHARE less of a processor than it did
-(needs root and control groups of version 1).
+KIND is ddp, accumulation, fsdp2, pipeline or tensor; FAULT is forward, backward, data, host, gc, quota, work, link or
+none.  From step ONSET on rank 1 takes SHARE of a step longer in that part of it. Layers sleep where others compute, so
+that ranks do not take the processors from each other; `work` gives rank 1 longer sequences, which take longer in
+proportion. Under `quota` layers compute for a quarter of their time, and rank 1 may then use SHARE less of a processor
+than it did (needs root and control groups of version 1). Under `link` the ranks make a file in their folder at ONSET,
+and who started them slows rank 1's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.records import JobRecord, Straggler
+from tests.kit.cpu_quota import cpu_quota
 from tests.kit.long_collection import collect_for
 
 WIDTH, LAYERS, TOKENS = 64, 4, 32
@@ -33,7 +36,8 @@ FORWARD_SECONDS, BACKWARD_SECONDS = 0.01, 0.02
 """What one layer takes."""
 STEP_SECONDS = LAYERS * (FORWARD_SECONDS + BACKWARD_SECONDS)
 SLOW_RANK = 1
-BURNT, QUOTA_PERIOD_US = 0.25, 100_000
+BURNT = 0.25
+ONSET_FILE = "onset"
 
 
 class Fault:
@@ -41,7 +45,7 @@ class Fault:
 
     def __init__(self, kind: str, seconds: float, onset: int) -> None:
         self.kind, self.seconds, self.onset, self.step = kind, seconds, onset, 0
-        self.group: Path | None = None
+        self.limits, self.is_throttled = ExitStack(), False
 
     def is_on(self, kind: str) -> bool:
         return self.kind == kind and self.step >= self.onset and int(os.environ["RANK"]) == SLOW_RANK
@@ -61,18 +65,10 @@ class Fault:
 
     def throttle(self) -> None:
         """Give this process less of a processor, in a control group of its own."""
-        if not self.is_on("quota") or self.group is not None:
+        if not self.is_on("quota") or self.is_throttled:
             return
-        self.group = Path("/sys/fs/cgroup/cpu") / f"pacecar-straggler-job-{os.getpid()}"
-        self.group.mkdir()
-        share = BURNT / (1 + self.seconds / STEP_SECONDS)
-        (self.group / "cpu.cfs_quota_us").write_text(str(round(QUOTA_PERIOD_US * share)))
-        (self.group / "cgroup.procs").write_text(str(os.getpid()))
-
-    def close(self) -> None:
-        if self.group is not None:
-            (self.group.parent / "cgroup.procs").write_text(str(os.getpid()))
-            self.group.rmdir()
+        self.is_throttled = True
+        self.limits.enter_context(cpu_quota(BURNT / (1 + self.seconds / STEP_SECONDS)))
 
 
 class Work(torch.autograd.Function):
@@ -176,6 +172,8 @@ def batches(fault: Fault, steps: int, variable: bool) -> Iterator[torch.Tensor]:
         fault.step = step
         fault.act("data")
         fault.throttle()
+        if step == fault.onset and fault.kind == "link":
+            Path(ONSET_FILE).touch()
         tokens = TOKENS
         if variable:
             tokens = int(TOKENS * (0.7 + 0.6 * torch.rand((), generator=draw)))
@@ -218,7 +216,7 @@ def main() -> None:
             collect_for(fault.seconds)
         optimizer.step()
     pacer.close()
-    fault.close()
+    fault.limits.close()
     dist.barrier()
     os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 

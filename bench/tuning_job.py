@@ -37,21 +37,29 @@ PAUSE_SECONDS = 5.0
 
 
 class Shape(NamedTuple):
-    """A model of `layers` layers with `parameters` each, and how long its arithmetic takes in all."""
+    """A model with a layer of each of these numbers of parameters, and how long its arithmetic takes in all.
 
-    layers: int
-    parameters: int
+    Its batch comes in `micro_batches` parts, and gradients are reduced after the last.
+    """
+
+    parameters: tuple[int, ...]
     forward_seconds: float
     backward_seconds: float
+    micro_batches: int = 1
 
 
 SHAPES = {
-    "stack10": Shape(40, 262_144, 0.1, 0.2),
-    "deep": Shape(300, 66_667, 0.15, 0.3),
-    "wide": Shape(8, 5_250_000, 0.25, 0.5),
-    "stack1": Shape(20, 52_429, 0.01, 0.02),
+    "stack10": Shape((262_144,) * 40, 0.1, 0.2),
+    "deep": Shape((66_667,) * 300, 0.15, 0.3),
+    "wide": Shape((5_250_000,) * 8, 0.25, 0.5),
+    "embedding": Shape((12_582_913, *(131_072,) * 20), 0.1, 0.2),
+    "vgg": Shape((*(16_384,) * 4, *(262_144,) * 6, *(1_048_576,) * 3, 8_388_608, 2_097_152, 409_600), 0.1, 0.2),
+    "alternating": Shape((1_000, 700_000) * 15, 0.1, 0.2),
+    "accumulation": Shape((262_144,) * 40, 0.1, 0.2, 4),
+    "stack1": Shape((52_429,) * 20, 0.01, 0.02),
 }
-"""stack10 is TUNING's case of 10.5 M parameters; stack1 is for trying things out."""
+"""stack10 is TUNING's case of 10.5 M parameters; embedding's first layer is ready last, and no bucket size divides it;
+the large layers of vgg are its last, so ready first; stack1 is for trying things out."""
 
 
 class _Work(torch.autograd.Function):
@@ -72,10 +80,11 @@ class _Work(torch.autograd.Function):
 class Layer(nn.Module):
     """Waits as long as its arithmetic would take; its gradient decays its weights."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, parameters: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((shape.parameters,), 0.01))
-        self.seconds = shape.forward_seconds / shape.layers, shape.backward_seconds / shape.layers
+        self.weight = nn.Parameter(torch.full((parameters,), 0.01))
+        times = len(shape.parameters) * shape.micro_batches
+        self.seconds = shape.forward_seconds / times, shape.backward_seconds / times
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the first weight."""
@@ -100,7 +109,8 @@ def make_model(name: str) -> tuple[nn.Module, Tensor, Tensor]:
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
         return nn.TransformerEncoder(layer, layers), torch.randn(1, 64, width), torch.randn(1, 64, width)
     shape = SHAPES[name]
-    return nn.Sequential(*(Layer(shape) for _ in range(shape.layers))), torch.randn(4, 8), torch.zeros(4, 8)
+    layers = (Layer(shape, parameters) for parameters in shape.parameters)
+    return nn.Sequential(*layers), torch.randn(4, 8), torch.zeros(4, 8)
 
 
 def processor_seconds() -> tuple[float, float]:
@@ -116,6 +126,7 @@ class Job:
         self.given = given
         self.rank = int(os.environ["RANK"])
         network, self.batch, self.aim = make_model(given["model"])
+        self.micro_batches = SHAPES[given["model"]].micro_batches if given["model"] in SHAPES else 1
         buckets: dict[str, Any] = {}
         if given.get("bucket_bytes"):
             buckets["bucket_cap_mb"] = given["bucket_bytes"] / MIB
@@ -129,7 +140,9 @@ class Job:
 
     def step(self) -> None:
         """Train one step and note its wall time, from optimizer step to optimizer step."""
-        (self.model(self.batch) - self.aim).square().mean().backward()
+        for left in reversed(range(self.micro_batches)):
+            self.model.require_backward_grad_sync = left == 0
+            ((self.model(self.batch) - self.aim).square().mean() / self.micro_batches).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         now = time.perf_counter()

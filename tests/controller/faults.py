@@ -3,12 +3,13 @@
     python faults.py --points 500 --seed 1
 
 A session is two or three processes in one gloo group that train one small model after the other, each a *point*: its
-own tuner, which turns knobs all the time, and one fault in one rank at a place drawn at random. The last point of some
-sessions kills its rank, or stops it. Every rank writes what was in force in each step into a file of its own, so that
-a killed one has told all it did. Then, for each point:
+own tuner, which turns every knob of DDP or FSDP2 all the time, and one fault in one rank at a place drawn at random.
+The last point of some sessions kills its rank, or stops it. Every rank writes what was in force in each step into a
+file of its own, so that a killed one has told all it did. Then, for each point:
 
     same       in every step that two ranks both began, they had the same epoch and the same values
-    unharmed   where the job went on, its losses are those of the same job without a tuner, and all ranks end equal
+    unharmed   where the job went on, its losses over all ranks are those of the same job without a tuner, and all ranks
+               end equal
     no later   where a rank was killed the others end by an error of the training's own, within KILLED_SECONDS_MAX
     no hang    nothing runs longer than SESSION_SECONDS_MAX
 
@@ -18,6 +19,7 @@ torch is loaded once: sessions are forked from this process, which has no thread
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -26,12 +28,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 STEPS = 64
+BATCH = 8
+EPOCH_BATCHES = 40
 POINTS_MAX = 8  # in a session
 SESSION_SECONDS_MAX = 120.0
 KILLED_SECONDS_MAX = 15.0
@@ -57,6 +63,7 @@ class Point:
     nth: int
     seconds: float
     is_trial: bool
+    is_sharded: bool  # FSDP2, and DDP otherwise
     mode: str = "tuned"  # "killed": that alone, "alone": without a tuner, "broken": with one that takes nothing back
 
 
@@ -79,7 +86,7 @@ def draw_session(dice: random.Random, points: int, mode: str) -> tuple[int, list
         drawn.append(
             Point(
                 dice.randrange(10**6), rank, place, deed, dice.randint(1, TIMES.get(place, 5)),
-                dice.uniform(0.01, 0.3), dice.random() < 0.5, mode,
+                dice.uniform(0.01, 0.3), dice.random() < 0.5, dice.random() < 0.25, mode,
             )
         )  # fmt: skip
     return world, drawn
@@ -154,6 +161,7 @@ def _run_points(rank: int, world: int, points: list[Point], folder: Path) -> int
     import torch
     import torch.distributed as dist
 
+    gc.unfreeze()  # what a fork server froze: the knob of collections is refused where somebody froze objects
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     for index, point in enumerate(points):
@@ -194,48 +202,73 @@ class Fault:
             raise RuntimeError("planted")
 
 
+def make_data(seed: int) -> Any:
+    """Return the samples of a point's job."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(torch.randn(3 * BATCH * EPOCH_BATCHES, 32, generator=torch.Generator().manual_seed(seed)))
+
+
+def make_net(seed: int) -> Any:
+    """Return a point's model, with the same weights on all ranks."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
+
+
 def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict[str, Any]:
     import threading
 
     import torch
-    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
 
     from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 
-    torch.manual_seed(point.seed)
-    net = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
-    ddp = DistributedDataParallel(net)
+    net = make_net(point.seed)
+    if point.is_sharded:
+        mesh = init_device_mesh("cpu", (world,))
+        for block in net:
+            fully_shard(block, mesh=mesh)
+        model = fully_shard(net, mesh=mesh)
+    else:
+        model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    batcher = MicroBatcher(ddp, 8)
+    batcher = MicroBatcher(model, BATCH)
+    data = make_data(point.seed)
+    sampler: Any = DistributedSampler(data, world, rank, seed=point.seed)
+    loader: Any = DataLoader(data, BATCH, sampler=sampler, drop_last=True)
     fault = Fault(point, rank)
-    tuner, buckets = _tuner(rank, world, point, fault, ddp, batcher) if point.mode != "alone" else (None, None)
-    draw = torch.Generator().manual_seed(point.seed + rank)
-    losses: list[float] = []
+    tuner = None
+    if point.mode != "alone":
+        tuner, loader = _tuner(rank, world, point, fault, model, batcher, loader)
+    losses: list[tuple[float, int]] = []
     timer = None
     if fault.is_here and point.place == "timer":
         timer = threading.Timer(point.seconds, fault.strike)
         timer.start()
     with open(log, "wb", buffering=0) as out:
         last = time.perf_counter_ns()
-        for step in range(1, STEPS + 1):
-            epoch, values = 0, []
-            if tuner is not None and buckets is not None:
-                epoch, values = tuner.agreement._member.epoch, [buckets.value(), batcher.micro_batch]
+        for step, (batch,) in enumerate(_batches(loader, sampler), 1):
+            epoch, values = (0, []) if tuner is None else (tuner.agreement._member.epoch, tuner.in_force())
             out.write(json.dumps([step, epoch, values]).encode() + b"\n")
-            batch = torch.randn(8, 32, generator=draw)
             optimizer.zero_grad()
             total = 0.0
             for micro in batcher.split(batch):
-                loss = ddp(micro).square().mean()
-                total += float(loss.detach()) * len(micro) / len(batch)
+                loss = model(micro).square().mean()
+                total += float(loss.detach()) * len(micro)
                 batcher.backward(loss)
             optimizer.step()
-            losses.append(total)
+            losses.append((total, len(batch)))
             now = time.perf_counter_ns()
             _spoil(fault, tuner, folder)
             if tuner is not None:
-                tuner.boundary(step, now - last)
+                tuner.boundary(step, now - last, len(batch))
             last = now
     if timer is not None:
         timer.join()
@@ -243,8 +276,16 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
     if tuner is not None:
         frozen = tuner.agreement.frozen
         tuner.close()
-    weights = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    weights = torch.cat([p.detach().flatten() for p in whole]).double()
     return {"losses": losses, "frozen": frozen, "fell": fault.fell, "weights": weights.sum().item().hex()}
+
+
+def _batches(loader: Any, sampler: Any) -> Iterator[Any]:
+    """Yield the batches of STEPS steps, in epochs."""
+    for epoch in range(-(-STEPS // EPOCH_BATCHES)):
+        sampler.set_epoch(epoch)
+        yield from islice(loader, min(EPOCH_BATCHES, STEPS - epoch * EPOCH_BATCHES))
 
 
 def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
@@ -260,9 +301,10 @@ def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
                 tuner.agreement._side._group = None
 
 
-def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher: Any) -> tuple[Any, Any]:
-    """Return a started tuner with faults built in, and the actuator of the bucket size."""
+def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batcher: Any, loader: Any) -> tuple[Any, Any]:
+    """Return a started tuner with faults built in, and the loader through which it shares work."""
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
+    import torch
     from job_tuner import Finished, Script, SmallJob, job_hello, step_record
 
     from pacecar.clock import SystemClock
@@ -270,23 +312,29 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
+    from pacecar.controller.knobs.batch.work_share import WorkShareActuator
+    from pacecar.controller.knobs.dataloader.switchable_loader import SwitchableLoader
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
     from pacecar.controller.knobs.ddp.reducer import DdpReducer
+    from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+    from pacecar.controller.knobs.garbage_collection import GcIntervalActuator, HostAndDeviceMemory
     from pacecar.controller.status_reporter import StatusReporter
     from pacecar.controller.tuner import Tuner
     from pacecar.profiler.transport.side_group import SideGroup
     from pacecar.records import Knobs
 
-    class Buckets(BucketActuator):
+    class Collections(GcIntervalActuator):
+        def refusal(self) -> str | None:
+            return self._script_decides()  # however few objects there are
+
+        def value(self) -> int:
+            fault("value")
+            return super().value()
+
         def apply(self, value: int) -> None:
             fault("apply before")
             super().apply(value)
             fault("apply after")
-
-    class MicroBatches(MicroBatchActuator):
-        def value(self) -> int:
-            fault("value")
-            return super().value()
 
     class Policy(Script):
         def advance(self, observations: Any) -> Any:
@@ -311,19 +359,37 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     config = TuneConfig(bucket_bytes_min=4096)
     agreement = RankAgreement(rank, world, votes=True)
     agreement._side, agreement._main = Side(rank, world), Votes(rank, world)
-    buckets = Buckets(config, DdpReducer(ddp))
+    buckets: Any = None
+    share: Any = None
+    actuators: list[Any]
+    if point.is_sharded:
+        actuators = [*fsdp_knobs(model, config)]
+    else:
+        share = WorkShareActuator(
+            model, batcher, rank, world, start_gather=partial(agreement.start_gather, VoteSubject.SHARE),
+            loader=lambda: loader, has_global_batch=False,
+        )  # fmt: skip
+        loader, batcher.share_factor = SwitchableLoader(loader, share), share.factor
+        buckets = BucketActuator(config, DdpReducer(model))
+        actuators = [buckets, MicroBatchActuator(model, batcher, config), share]
+    actuators.append(Collections(HostAndDeviceMemory(torch.device("cpu"))))
     in_force = [Knobs()]
     tuner: Any = Tuner(
         SmallJob(world, buckets, batcher, in_force), config,
         StatusReporter(job_hello(rank, world), lambda record: fault("emit"), SystemClock()),
-        policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
-        actuators=[buckets, MicroBatches(ddp, batcher, config)], agreement=agreement,
+        policy=Policy(is_trial=point.is_trial) if rank == 0 else None, actuators=actuators, agreement=agreement,
     )  # fmt: skip
     if point.mode == "broken":
         agreement.settle = _keeps_what_it_has.__get__(agreement)  # type: ignore[method-assign]
-    tuner.boundary = lambda step, ns: tuner.on_boundary(Finished(step_record(rank, step, ns, knobs=in_force[-1])))
+
+    def boundary(step: int, ns: int, samples: int) -> None:
+        if share is not None:
+            share.note(samples, samples * (1 + rank) * 10_000, 5_000)  # rank 0 is the fastest
+        tuner.on_boundary(Finished(step_record(rank, step, ns, knobs=in_force[-1])))
+
+    tuner.boundary, tuner.in_force = boundary, lambda: [type(one).value(one) for one in actuators]
     tuner.start()
-    return tuner, buckets
+    return tuner, loader
 
 
 def _keeps_what_it_has(agreement: Any, proposal: Any, *, is_done: bool, undo: Any) -> bool:
@@ -383,10 +449,13 @@ def _judge_end(point: Point, ends: list[Any], tally: Counter[str]) -> list[str]:
     if len({end["weights"] for end in ends}) > 1:
         wrong.append(f"{point}: the ranks' models differ at the end")
     alone = reference(point.seed, len(ends))
-    for rank, end in enumerate(ends):
-        off = max(abs(a - b) / b for a, b in zip(end["losses"], alone[rank], strict=True))
-        if off > RELATIVE:
-            wrong.append(f"{point}: losses of rank {rank} are {off:.2g} off those without a tuner")
+    steps = zip(*(end["losses"] for end in ends), strict=True)
+    means = [sum(total for total, _ in ranks) / sum(samples for _, samples in ranks) for ranks in steps]
+    off = max(abs(a - b) / b for a, b in zip(means, alone, strict=True))
+    if off > RELATIVE:
+        wrong.append(f"{point}: losses are {off:.2g} off those without a tuner")
+    if any(samples != BATCH for _, samples in ends[0]["losses"]):
+        tally["shared work"] += 1
     if any(end["fell"] for end in ends) or point.place == "timer":
         tally["fell"] += 1
     frozen = [end["frozen"] for end in ends]
@@ -397,22 +466,21 @@ def _judge_end(point: Point, ends: list[Any], tally: Counter[str]) -> list[str]:
     return wrong
 
 
-def reference(seed: int, world: int) -> list[list[float]]:
-    """Return each rank's losses without any tuner, from ranks that are taken one after the other in this process."""
+def reference(seed: int, world: int) -> list[float]:
+    """Return the losses over all ranks without any tuner, of ranks taken one after the other in this process."""
     import torch
-    from torch import nn
+    from torch.utils.data import DataLoader, DistributedSampler
 
-    torch.manual_seed(seed)
-    net = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
+    net, data = make_net(seed), make_data(seed)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    draws = [torch.Generator().manual_seed(seed + rank) for rank in range(world)]
-    losses: list[list[float]] = [[] for _ in range(world)]
-    for _ in range(STEPS):
+    samplers: list[Any] = [DistributedSampler(data, world, rank, seed=seed) for rank in range(world)]
+    ranks = [_batches(DataLoader(data, BATCH, sampler=sampler, drop_last=True), sampler) for sampler in samplers]
+    losses: list[float] = []
+    for batches in zip(*ranks, strict=True):
         optimizer.zero_grad()
-        for rank, draw in enumerate(draws):
-            loss = net(torch.randn(8, 32, generator=draw)).square().mean()
-            losses[rank].append(float(loss.detach()))
-            (loss / world).backward()
+        loss = sum(net(batch).square().mean() for (batch,) in batches) / world
+        losses.append(float(loss.detach()))
+        loss.backward()
         optimizer.step()
     return losses
 

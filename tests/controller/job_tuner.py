@@ -39,7 +39,8 @@ class SmallJob(TunedJob):
         self.world, self.buckets, self.batcher, self.in_force = world, buckets, batcher, in_force
 
     def facts(self) -> JobFacts:
-        return JobFacts("job", self.world, self.buckets._reducer.gradient_bytes(), self.batcher.batch_samples)
+        sizes = () if self.buckets is None else self.buckets._reducer.gradient_bytes()
+        return JobFacts("job", self.world, sizes, self.batcher.batch_samples)
 
     def set_knobs(self, knobs: Knobs) -> None:
         self.in_force.append(knobs)

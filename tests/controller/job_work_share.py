@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
+from itertools import groupby
 from statistics import median
 from typing import Any
 
@@ -17,33 +19,68 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 import pacecar
+from pacecar.controller.policy.hand_orders import Order
 from pacecar.records import Decision, Verdict
+from tests.kit.cpu_quota import cpu_quota
 from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
-BATCH = 16
+TURN_STEPS, SETTLING = 40, 16
+"""Steps between orders, and those after one that are not counted: until all ranks agree, and what was loading."""
+
+
+def pass_time(seconds: float, *, burn: bool) -> None:
+    """Compute (or wait, so that ranks do not take the processors from each other) for this long."""
+    if not burn:
+        time.sleep(seconds)
+        return
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def take_turns(tuner: Any, step: int) -> None:
+    """On rank 0 order even shares and unequal ones in turns, as people do by `pacecar tune set`."""
+    if RANK == 0 and step >= 2 * TURN_STEPS and step % TURN_STEPS == 0:
+        wanted = {"work_share": step // TURN_STEPS % 2}
+        tuner._orders.accept(Order("set", wanted, "by hand", lambda state, detail: None))
+
+
+def paces(walls: list[float], sizes: list[int], even: int) -> dict[str, list[float]]:
+    """Return the median seconds of a step in each run of steps with even shares, and in each with unequal ones."""
+    found: dict[str, list[float]] = {"even": [], "unequal": []}
+    for is_even, run in groupby(range(len(walls)), lambda step: sizes[step] == even):
+        steps = list(run)[SETTLING:]
+        if len(steps) >= TURN_STEPS - SETTLING - 4:
+            found["even" if is_even else "unequal"].append(median(walls[step] for step in steps))
+    return found
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    numbers = torch.arange(BATCH * WORLD * 100 + 40).float()
+    batch_size = options.get("batch", 16)
+    numbers = torch.arange(batch_size * WORLD * 100 + 40).float()
     data = TensorDataset(torch.sin(numbers[:, None] * torch.arange(1, 9)), torch.cos(numbers)[:, None])
     sampler = RandomSampler(data) if options.get("random") else DistributedSampler(data, seed=3)
-    loader = DataLoader(data, BATCH, sampler=sampler, num_workers=options.get("workers", 0))
+    loader = DataLoader(data, batch_size, sampler=sampler, num_workers=options.get("workers", 0))
     os.environ["PACECAR_TUNE_KNOBS"] = "work_share"
     losses: list[float] = []
     walls: list[float] = []
-    seconds = options["seconds"] * (2 if options.get("slow", 1) == RANK else 1)
+    quota = options.get("quota")
+    seconds = options["seconds"] * (2 if options.get("slow", 1) == RANK and quota is None else 1)
 
     def loss_fn(slice_: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        time.sleep(seconds * len(slice_[0]))
+        pass_time(seconds * len(slice_[0]), burn=quota is not None)
         loss: torch.Tensor = nn.functional.mse_loss(model(slice_[0]), slice_[1])
         return loss
 
-    with pacecar.attach(
-        model, optimizer, tune=options["tune"], remember=False, crew=False, windows=False, overhead_budget=0.05
-    ) as pacer:
+    with (
+        nullcontext() if quota is None or RANK == 0 else cpu_quota(quota, period_us=10_000),
+        pacecar.attach(
+            model, optimizer, tune=options["tune"], remember=False, crew=False, windows=False, overhead_budget=0.05
+        ) as pacer,
+    ):
         records = records_of(pacer)
         sizes: list[int] = []
         epoch = 0
@@ -64,6 +101,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                 sizes.append(len(batch[0]))
                 losses.append(loss.item() * len(batch[0]))
                 walls.append(time.perf_counter() - begin)
+                if options.get("by_hand"):
+                    take_turns(pacer._tuner, len(walls))
                 begin = time.perf_counter()
                 if len(walls) >= options["steps"]:
                     break
@@ -78,6 +117,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "samples": total[1].tolist(),
         "sizes": sizes,
         "pace": median(walls[-60:]),
+        "paces": paces(walls, sizes, batch_size),
         "value": value,
         "refused": refused,
         "detail": detail,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import fmean, median
 from typing import Any
 
 import pytest
 
+from tests.kit.cpu_quota import can_limit
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+TURN_STEPS = 40
+"""As in job_work_share.py."""
 
 TOLERANCE = 1e-5
 """Of a loss of about 0.5: the gradients' order of summation differs."""
@@ -26,6 +32,26 @@ def test_samples_move_from_a_slow_rank_with_equal_losses_and_much_of_the_slowdow
     slow, now, none = plain[0]["pace"], tuned[0]["pace"], fast[0]["pace"]
     print(f"{slow * 1e3:.1f} -> {now * 1e3:.1f} ms, {none * 1e3:.1f} without the slow rank")  # noqa: T201  with -s
     assert slow - now >= 0.4 * (slow - none)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("slowed", ["by sleep", "by a control group"])
+def test_in_turns_at_least_60_percent_of_the_slowdown_is_won_back(run_ranks: Any, slowed: str) -> None:
+    if slowed == "by a control group" and not can_limit():
+        pytest.skip("this needs root and control groups of version 1")
+    quota = None if slowed == "by sleep" else 0.5
+    job = {"seconds": 0.001, "batch": 32, "quota": quota}
+    fast = {**job, "tune": "off", "slow": None, "quota": None if quota is None else 1.0, "steps": 60}
+    jobs = [fast, {**job, "tune": "exact", "by_hand": True, "steps": 13 * TURN_STEPS}, fast]
+    before, (turns, _), after = run_ranks("job_work_share.py", 2, jobs)
+    least = fmean([before[0]["pace"], after[0]["pace"]])
+    pairs = [*zip(turns["paces"]["even"], turns["paces"]["unequal"], strict=False)]
+    back = sorted((even - unequal) / (even - least) for even, unequal in pairs)
+    even, unequal = (median(paces) * 1e3 for paces in zip(*pairs, strict=True))
+    print(f"{slowed}: {even:.1f} -> {unequal:.1f} ms, {least * 1e3:.1f} without the slow rank;")  # noqa: T201
+    print(f"{median(back):.0%} won back ({back[0]:.0%} to {back[-1]:.0%}, {len(back)} pairs)")  # noqa: T201
+    assert len(back) >= 4
+    assert median(back) >= 0.6
 
 
 @pytest.mark.parametrize(
