@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -19,13 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 import pacecar
-from pacecar.controller.policy.hand_orders import Order
+from pacecar.controller.policy.hand_orders import Order, OrderError
 from pacecar.records import Decision, Verdict
 from tests.kit.cpu_quota import cpu_quota
 from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
-TURN_STEPS, SETTLING = 40, 16
-"""Steps between orders, and those after one that are not counted: until all ranks agree, and what was loading."""
+TURN_STEPS = 40
+"""Steps between orders; ranks take up to 16 of them to agree."""
+
+RUN_STEPS_MIN, SETTLING = 12, 2
+"""Steps of a run that count, and those at its beginning that do not."""
 
 
 def pass_time(seconds: float, *, burn: bool) -> None:
@@ -41,8 +44,9 @@ def pass_time(seconds: float, *, burn: bool) -> None:
 def take_turns(tuner: Any, step: int) -> None:
     """On rank 0 order even shares and unequal ones in turns, as people do by `pacecar tune set`."""
     if RANK == 0 and step >= 2 * TURN_STEPS and step % TURN_STEPS == 0:
-        wanted = {"work_share": step // TURN_STEPS % 2}
-        tuner._orders.accept(Order("set", wanted, "by hand", lambda state, detail: None))
+        wanted = {"work_share": int(tuner._actuators["work_share"].value() == 0)}
+        with suppress(OrderError):  # the last one is still being carried out
+            tuner._orders.accept(Order("set", wanted, "by hand", lambda state, detail: None))
 
 
 def paces(walls: list[float], sizes: list[int], even: int) -> dict[str, list[float]]:
@@ -50,7 +54,7 @@ def paces(walls: list[float], sizes: list[int], even: int) -> dict[str, list[flo
     found: dict[str, list[float]] = {"even": [], "unequal": []}
     for is_even, run in groupby(range(len(walls)), lambda step: sizes[step] == even):
         steps = list(run)[SETTLING:]
-        if len(steps) >= TURN_STEPS - SETTLING - 4:
+        if len(steps) >= RUN_STEPS_MIN:
             found["even" if is_even else "unequal"].append(median(walls[step] for step in steps))
     return found
 
@@ -60,7 +64,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batch_size = options.get("batch", 16)
-    numbers = torch.arange(batch_size * WORLD * 100 + 40).float()
+    numbers = torch.arange(batch_size * WORLD * 100 + options.get("tail", 40)).float()
     data = TensorDataset(torch.sin(numbers[:, None] * torch.arange(1, 9)), torch.cos(numbers)[:, None])
     sampler = RandomSampler(data) if options.get("random") else DistributedSampler(data, seed=3)
     loader = DataLoader(data, batch_size, sampler=sampler, num_workers=options.get("workers", 0))

@@ -40,9 +40,9 @@ def test_in_turns_at_least_60_percent_of_the_slowdown_is_won_back(run_ranks: Any
     if slowed == "by a control group" and not can_limit():
         pytest.skip("this needs root and control groups of version 1")
     quota = None if slowed == "by sleep" else 0.5
-    job = {"seconds": 0.001, "batch": 32, "quota": quota}
+    job = {"seconds": 0.001, "batch": 32, "tail": 0, "quota": quota}
     fast = {**job, "tune": "off", "slow": None, "quota": None if quota is None else 1.0, "steps": 60}
-    jobs = [fast, {**job, "tune": "exact", "by_hand": True, "steps": 13 * TURN_STEPS}, fast]
+    jobs = [fast, {**job, "tune": "exact", "by_hand": True, "steps": 15 * TURN_STEPS}, fast]
     before, (turns, _), after = run_ranks("job_work_share.py", 2, jobs)
     least = fmean([before[0]["pace"], after[0]["pace"]])
     pairs = [*zip(turns["paces"]["even"], turns["paces"]["unequal"], strict=False)]
