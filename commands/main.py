@@ -29,6 +29,7 @@ from .dump import dump
 from .health import health
 from .help_text import restore_help
 from .knobs import knobs
+from .preflight.command import preflight
 from .report.command import report
 from .run import run
 from .shared_options import config_option, print_json
@@ -326,6 +327,7 @@ cli.add_command(doctor)
 cli.add_command(dump)
 cli.add_command(health)
 cli.add_command(knobs)
+cli.add_command(preflight)
 cli.add_command(report)
 cli.add_command(run)
 cli.add_command(top)

@@ -13,12 +13,10 @@ from typing import Any, NoReturn
 
 import click
 
+from ..joining_ranks import JoinError, require_rank_variables
 from ..shared_options import fail
 
 __all__ = ["bench"]
-
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Set by torchrun, read by torch.distributed's env://."""
 
 HOW = """a single process has no peer.  Start one rank for each GPU (or several processes), for example
     torchrun --nproc-per-node 8 -m pacecar bench net
@@ -103,25 +101,14 @@ def net(**options: Any) -> None:  # noqa: ANN401  click's values
     for name in ("seconds_per_size", "timeout_seconds", "rated_gigabits"):
         if options[name] is not None and math.isnan(options[name]):  # click's ranges accept it
             _fail(f"--{name.replace('_', '-')} nan: give a number")
-    if all(name not in os.environ for name in ("RANK", "WORLD_SIZE")):
-        fail(HOW, code=2)
-    for name in RANK_VARIABLES:
-        if not os.environ.get(name):
-            fail(
-                f"{name} is not set, unlike others of {', '.join(RANK_VARIABLES)}: use torchrun, or set all four",
-                code=2,
-            )
-        if not name.startswith("MASTER_ADDR") and not os.environ[name].isdecimal():
-            fail(f"{name}={os.environ[name]} is not a number", code=2)
-    if int(os.environ["WORLD_SIZE"]) < 2:
-        fail(HOW, code=2)
+    require_rank_variables(HOW)
     _run(sizes, options)
 
 
 def _run(sizes: list[int], options: dict[str, Any]) -> None:
     from .document import OPERATIONS
     from .measure import MeasurementPlan
-    from .net import JoinError, NetOptions, run_net
+    from .net import NetOptions, run_net
 
     gigabits = options["rated_gigabits"]
     try:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from types import FrameType
 from typing import NoReturn
 
@@ -28,11 +27,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 import pacecar
 from pacecar.ledger.bus_bandwidth import bus_bandwidth_factor
 
+from ..joining_ranks import JoinError, first_line, join_ranks
 from .alpha_beta_fit import METHOD, fit_line
 from .document import BenchPlace, LineFit, MeasuredOperation, NetBench, Rated, Row
 from .measure import MeasurementPlan, measure, why_missing
@@ -40,7 +39,7 @@ from .operations import BenchOperation
 from .rated_bandwidth import RatedLinks, rate, rated_links
 from .text import closing_lines, heading_lines, operation_lines, row_line, summary_lines
 
-__all__ = ["JoinError", "NetOptions", "run_net"]
+__all__ = ["NetOptions", "run_net"]
 
 MARK = "pacecar-bench/left/"
 
@@ -49,10 +48,6 @@ MARK_SECONDS = 2.0
 
 LOST_SHOWN = 8
 """Lost ranks to name."""
-
-
-class JoinError(RuntimeError):
-    """This rank cannot join; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +68,7 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
 
     0: everything was measured and correct.  1: a result was wrong, or a rank was lost.
     """
-    store, device, backend = _join(options, environ)
+    store, device, backend = join_ranks(options.backend, options.timeout_seconds, environ)
     run = _Run(store, options)
     _end_at_sigterm(run)
     try:
@@ -160,31 +155,6 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Python has already written the signal's number into the pipe."""
 
 
-def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch.device, str]:
-    backend = options.backend or ("nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
-    device = torch.device("cpu")
-    if backend == "nccl":
-        if not (torch.cuda.is_available() and dist.is_nccl_available()):
-            raise JoinError("backend nccl needs NVIDIA GPUs and a torch built with it; otherwise use --backend gloo")
-        local = int(environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise JoinError(
-                f"LOCAL_RANK is {local}, but there are {torch.cuda.device_count()} GPUs: start fewer ranks here"
-            )
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
-    timeout = timedelta(seconds=options.timeout_seconds)
-    try:
-        store, rank, ranks = next(iter(rendezvous("env://", timeout=timeout)))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
-        raise JoinError(
-            f"not all of {environ.get('WORLD_SIZE')} ranks met at {environ.get('MASTER_ADDR')}:"
-            f"{environ.get('MASTER_PORT')} within {options.timeout_seconds:g} s: {_first_line(error)}"
-        ) from error
-    return store, device, backend
-
-
 def _prepare(options: NetOptions, backend: str, device: torch.device, environ: Mapping[str, str]) -> NetBench:
     """Gather the place of each rank and the rated speed of its link."""
     own = rated_links(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -256,23 +226,18 @@ def _describe_loss(store: Store, error: RuntimeError) -> str:
     with suppress(RuntimeError):  # the store may be on the lost machine
         store.set(f"{MARK}{dist.get_rank()}", "1")
     if dist.get_rank() != 0:
-        return _first_line(error)
+        return first_line(error)
     time.sleep(MARK_SECONDS)
     silent = []
     with suppress(RuntimeError):
         silent = [rank for rank in range(dist.get_world_size()) if not store.check([f"{MARK}{rank}"])]
     named = ", ".join(map(str, silent[:LOST_SHOWN])) + (", ..." if len(silent) > LOST_SHOWN else "")
     who = f"no word from rank {named}" if silent else "all ranks answer, but the backend gave up"
-    return f"{who}: {_first_line(error)}"
+    return f"{who}: {first_line(error)}"
 
 
 def _device_name(device: torch.device) -> str:
     return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _exit(code: int) -> NoReturn:

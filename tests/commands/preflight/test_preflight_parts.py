@@ -1,0 +1,147 @@
+"""`pacecar preflight`, without ranks: who meets whom, and who is named, in simulated clusters with known faults."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pacecar.commands.preflight.document import LinkMeeting, NodeChecks
+from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_rounds
+from pacecar.commands.preflight.text import leave_out
+from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
+
+TOLERANCE = 0.25
+USUAL = 10e9
+
+
+def nodes(ranks: int, per_node: int = 1, flops: dict[int, float] | None = None) -> list[NodeChecks]:
+    return [
+        NodeChecks(
+            rank=rank, node=str(rank // per_node), host=f"n{rank // per_node}", device="cpu",
+            flops_per_second=(flops or {}).get(rank, 1e12),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def examine(ranks: int, per_node: int, rate: Callable[[Pair], float]) -> tuple[list[tuple[tuple[int, ...], bool]], int]:
+    """Play all rounds; return who is named (and whether as a link between two), and the number of rounds."""
+    everyone, meetings, rounds = nodes(ranks, per_node), list[LinkMeeting](), 0
+
+    def play(pairs: list[Pair]) -> None:
+        nonlocal rounds
+        rounds += 1
+        busy = [rank for pair in pairs for rank in pair]
+        assert len(busy) == len(set(busy)), "nobody meets two at a time"
+        for pair in pairs:
+            found = rate(pair)
+            meetings.append(
+                LinkMeeting(round=rounds, ranks=pair, forth_bytes_per_second=found, back_bytes_per_second=USUAL)
+            )
+
+    for pairs in first_rounds(ranks):
+        play(pairs)
+    for _ in range(AGAIN_ROUNDS):
+        verdict = judge_links(everyone, meetings, TOLERANCE)
+        pairs = again(ranks, verdict.slow, verdict.doubted)
+        if not pairs:
+            break
+        play(pairs)
+    verdict = judge_links(everyone, meetings, TOLERANCE)
+    return [(fault.ranks, fault.is_between) for fault in verdict.faults], rounds
+
+
+def noisy(draw: random.Random) -> float:
+    return USUAL * draw.uniform(0.93, 1.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 8, 13, 64, 100])
+def test_every_rank_meets_others_and_no_pair_meets_twice(ranks: int) -> None:
+    rounds = first_rounds(ranks)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert len(pairs) == len(set(pairs))
+    met = {rank: sum(rank in pair for pair in pairs) for rank in range(ranks)}
+    assert min(met.values()) >= min(2, ranks - 1)
+    assert len(rounds) <= math.ceil(math.log2(ranks)) + (ranks & (ranks - 1) != 0)
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("slow", ["node", "pair", "two nodes", "nobody"])
+def test_a_slow_node_is_told_from_a_slow_link(ranks: int, slow: str) -> None:
+    for seed in range(50):
+        draw = random.Random(seed)
+        chosen = draw.sample(range(ranks), 2)
+        bad = {"node": {chosen[0]}, "two nodes": set(chosen)}.get(slow, set())
+        pairs = [pair for pairs in first_rounds(ranks) for pair in pairs]
+        cut = draw.choice(pairs) if slow == "pair" else None
+
+        def rate(pair: Pair) -> float:
+            return noisy(draw) * (0.5 if bad.intersection(pair) or pair == cut else 1.0)  # noqa: B023  called at once
+
+        named, rounds = examine(ranks, 1, rate)
+        expected = [((rank,), False) for rank in bad] or ([] if cut is None else [(cut, True)])
+        assert sorted(named) == sorted(expected), seed
+        assert rounds <= math.log2(ranks) + AGAIN_ROUNDS
+
+
+def test_a_node_with_eight_ranks_is_named_whole_and_one_slow_port_by_its_rank() -> None:
+    draw = random.Random(3)
+
+    def is_between(pair: Pair) -> bool:
+        return pair[0] // 8 != pair[1] // 8
+
+    def slow_node(pair: Pair) -> float:
+        return noisy(draw) * (0.4 if is_between(pair) and 5 in (pair[0] // 8, pair[1] // 8) else 1.0)
+
+    named, _ = examine(64, 8, slow_node)
+    assert named == [(tuple(range(40, 48)), False)]
+
+    def slow_port(pair: Pair) -> float:
+        return noisy(draw) * (0.4 if is_between(pair) and 21 in pair else 1.0)
+
+    named, _ = examine(64, 8, slow_port)
+    assert named == [((21,), False)]
+
+
+def test_with_one_link_there_is_nothing_to_compare() -> None:
+    meeting = LinkMeeting(round=1, ranks=(0, 1), forth_bytes_per_second=1e9, back_bytes_per_second=1e9)
+    verdict = judge_links(nodes(2), [meeting], TOLERANCE)
+    assert verdict.faults == []
+    assert "nothing to compare" in verdict.untold[0]
+
+
+def test_a_link_that_failed_counts_as_slow_and_its_end_is_found() -> None:
+    named, _ = examine(8, 1, lambda pair: 0.0 if 3 in pair else USUAL)
+    assert named == [((3,), False)]
+
+
+def test_a_slow_rank_is_named_by_comparison_with_its_peers() -> None:
+    faults, untold = judge_nodes(nodes(8, flops={6: 0.7e12}), TOLERANCE)
+    assert [(fault.check, fault.ranks, fault.hosts) for fault in faults] == [("compute", (6,), ("n6",))]
+    assert faults[0].ratio == pytest.approx(0.7)
+    assert untold == []
+    assert nodes_to_exclude(faults) == ("n6",)
+    assert judge_nodes(nodes(8, flops={6: 0.8e12}), TOLERANCE)[0] == []
+
+
+def test_alone_a_rank_is_compared_with_an_earlier_run_or_not_at_all() -> None:
+    alone = nodes(1, flops={0: 0.5e12})
+    assert judge_nodes(alone, TOLERANCE) == ([], ["compute of cpu: no peer to compare with"])
+    faults, untold = judge_nodes(alone, TOLERANCE, nodes(4))
+    assert ([fault.check for fault in faults], untold) == (["compute"], [])
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "sbatch --exclude=a,b"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubectl cordon a b"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "host file: a b"),
+        ({}, "leave out: a b"),
+    ],
+)
+def test_nodes_are_left_out_in_the_launchers_words(environ: dict[str, str], words: str) -> None:
+    assert words in leave_out(("a", "b"), environ)
