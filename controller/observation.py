@@ -18,6 +18,7 @@ from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdi
 from .knobs.batch.share_plan import RankWork
 
 __all__ = [
+    "BlockCosts",
     "Guard",
     "JobFacts",
     "KnobSpace",
@@ -77,13 +78,27 @@ class RememberedSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCosts:
+    """What rank 0's blocks that can be checkpointed cost, measured in one step before tuning.
+
+    `forward_ns` is what the forwards of all `count` blocks take in a step, which checkpointing all adds to it.
+    `sample_bytes` is what one block keeps of one sample until backward, unless it is checkpointed.  None: unknown.
+    """
+
+    count: int
+    forward_ns: int | None
+    sample_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """What does not change while the job runs.
 
     `gradient_bytes` holds the size of each synchronized gradient in the order in which backward finishes them (as DDP's
     Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number of samples of one rank
     and step, None when unknown.  DDP began with buckets of `bucket_bytes`, the first of them of `first_bucket_bytes`:
-    torch makes it 1 MiB if the user names no size, and like the others if they do.
+    torch makes it 1 MiB if the user names no size, and like the others if they do.  `blocks` is None if activation
+    checkpointing cannot be tuned.
     """
 
     job: str
@@ -93,6 +108,7 @@ class JobFacts:
     bucket_bytes: int | None = None
     first_bucket_bytes: int | None = None
     remembered: RememberedSetting | None = None
+    blocks: BlockCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)

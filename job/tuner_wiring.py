@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import nn
@@ -21,8 +21,12 @@ from pacecar.controller.guards.collection_cost import CollectionCost
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
+from pacecar.controller.guards.objection_rollback import ObjectionRollback
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.guards.work_share_rollback import WorkShareRollback
+from pacecar.controller.knobs.activation_checkpointing.knob import (
+    CheckpointedBlocksActuator,
+    open_checkpointed_blocks,
+)
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.batch.global_batch import open_global_batch
 from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
@@ -79,6 +83,7 @@ class HookedJob(TunedJob):
         reducer: DdpReducer,
         batcher: MicroBatcher,
         hello: JobHello,
+        blocks: CheckpointedBlocksActuator | None,
         *,
         at_forward: bool,
     ) -> None:
@@ -86,6 +91,7 @@ class HookedJob(TunedJob):
         self._reducer = reducer
         self._batcher = batcher
         self._hello = hello
+        self._blocks = blocks
         self._at_forward = at_forward
         self._departure = RankDeparture(model)
         self._vote_begun_ns = self._spared_ns = 0
@@ -101,6 +107,7 @@ class HookedJob(TunedJob):
             batch_samples=self._batcher.batch_samples,
             bucket_bytes=None if reducer.ddp is None else reducer.plan.bucket_bytes,
             first_bucket_bytes=None if reducer.ddp is None else reducer.first_bytes,
+            blocks=None if self._blocks is None else self._blocks.costs(),
         )
 
     def set_knobs(self, knobs: Knobs) -> None:
@@ -176,6 +183,7 @@ class JobKnobs:
         hello: JobHello,
         config: TuneConfig,
         agreement: Agreement,
+        charge: Callable[[int], None],
     ) -> None:
         batcher = trials.batcher
         self._config = config
@@ -192,6 +200,9 @@ class JobKnobs:
             partial(agreement.start_gather, VoteSubject.NOISE),
         )
         self.work_share = self._open_work_share(model, batcher, hello, agreement)
+        self.blocks = open_checkpointed_blocks(
+            model, config, hello.world_size, has_use_for_memory=self._has_micro_batches, charge=charge
+        )
         self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
         """On rank 0, which decides, if compression may be tried; else None."""
@@ -213,6 +224,9 @@ class JobKnobs:
         )
         self.loaders.share, batcher.share_factor = share, share.factor
         return share
+
+    def _has_micro_batches(self) -> bool:
+        return any(knob.refusal() is None for knob in self.micro if knob.knob in self._config.knobs)
 
     def note(self, timed: TimedStep, record: StepRecord) -> None:
         """Take a measured step, on any thread: how much of it this rank worked, without waiting for others."""
@@ -236,6 +250,7 @@ class JobKnobs:
         """Return those that the mode and the user allow."""
         found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators]
         found += [*self._collections, *self._engines]
+        found += [] if self.blocks is None else [self.blocks]
         found += [] if self.work_share is None else [self.work_share]
         found += [] if self.global_batch is None else [self.global_batch]
         return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]
@@ -251,7 +266,9 @@ def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
     if any(knob.knob == "gc_interval" for knob in knobs.actuators()):
         guards.append(CollectionCost(objections))
     if knobs.work_share is not None:
-        guards.append(WorkShareRollback(objections))
+        guards.append(ObjectionRollback("work_share", objections))
+    if knobs.blocks is not None:
+        guards.append(ObjectionRollback("checkpointed_blocks", objections))
     if knobs.global_batch is not None:
         guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:

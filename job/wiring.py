@@ -129,13 +129,15 @@ class JobRun(StepListener, DaemonInbox):
     def _start_tuner(self, model: nn.Module, optimizer: Optimizer, trials: OomSafeTrial, config: TuneConfig) -> None:
         hello, clock = self._hello, SystemClock()
         agreement = choose_agreement(config)
-        self.knobs = knobs = JobKnobs(model, optimizer, trials, hello, config, agreement)
+        self.knobs = knobs = JobKnobs(model, optimizer, trials, hello, config, agreement, self.hook.budget.charge)
         reporter = StatusReporter(hello, self._emit, clock)
         policy = orders = None
         if hello.rank == 0:
             policy, orders, self._store = make_policy_and_orders(model, hello, config)
         self.tuner = tuner = Tuner(
-            HookedJob(model, self.hook, knobs.ddp.reducer, trials.batcher, hello, at_forward=config.at_forward),
+            HookedJob(
+                model, self.hook, knobs.ddp.reducer, trials.batcher, hello, knobs.blocks, at_forward=config.at_forward
+            ),
             config,
             reporter,
             policy=policy,

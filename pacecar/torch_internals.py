@@ -52,6 +52,7 @@ Feature = Literal[
     "loader",
     "fsdp_prefetch",
     "fsdp_reshard",
+    "checkpointed_blocks",
     "batch_samples",
     "run_fsdp",
     "run_gathering",
@@ -75,6 +76,7 @@ FEATURES: dict[Feature, str] = {
     "loader": "the data loader's workers and prefetching are not tuned",
     "fsdp_prefetch": "FSDP2's prefetching is not tuned",
     "fsdp_reshard": "FSDP2's resharding is not tuned",
+    "checkpointed_blocks": "activation checkpointing is not tuned",
     "batch_samples": "the global batch is not tuned",
     "run_fsdp": "`pacecar run` does not tune FSDP2",
     "run_gathering": "`pacecar run` tunes nothing",
@@ -113,6 +115,7 @@ class InternalMissingError(RuntimeError):
 EVER = ("2.4", "2.15")
 _DDP = "torch.nn.parallel.DistributedDataParallel."
 _FSDP = "torch.distributed.fsdp."
+_CHECKPOINT = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper."
 _LOADER = "torch.utils.data.dataloader."
 _DISPATCH = "torch.utils._python_dispatch."
 _PROFILE = "torch.autograd.profiler.profile."
@@ -295,6 +298,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_FSDP + "FSDPParamGroup.mesh_info", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
     Internal(_FSDP + "FSDPParamGroup.is_unsharded", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
     Internal(_FSDP + "FSDPParamGroup.reduce_grads", ("run_fsdp",), EVER, owner="FSDPParamGroup"),
+    # --- activation checkpointing -------------------------------------------------------------------------------
+    Internal(_CHECKPOINT + "checkpoint_fn", ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper"),
+    Internal(_CHECKPOINT + "_checkpoint_wrapped_module", ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper"),
+    Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.13")),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),

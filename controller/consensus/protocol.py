@@ -76,7 +76,7 @@ LONG_STEP_NS = 100_000_000
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch, one to read."""
 
-KNOBS_MAX = 14
+KNOBS_MAX = 15
 """Most knobs in a proposal (all there are); the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
@@ -85,7 +85,7 @@ QUEUE_MAX = 16
 LEISURE_QUEUE_MAX = 1
 """With more waiting ranges the side channel does not keep up with a vote at every second step."""
 
-VERSION = 8
+VERSION = 9
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 _WORK_WORDS = 3

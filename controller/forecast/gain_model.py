@@ -5,6 +5,7 @@ Each kind of knob has its own arithmetic:
 - buckets and compression: the simulated timeline of `bucket_model`;
 - the data loader: the wait for data (`_loader_gain`);
 - the micro-batch: `micro_batch_model`;
+- activation checkpointing: the second forward of the blocks (`_expect_checkpointing`);
 - shares of work: what a sample costs each rank (`share_plan`);
 - garbage collections: what they cost per step (`guards.collection_cost`).
 
@@ -95,6 +96,8 @@ class GainModel:
             return self._buckets.expect_compression(values, to_value)
         if knob == "micro_batch":
             return self._expect_micro_batch(values, to_value)
+        if knob == "checkpointed_blocks":
+            return self._expect_checkpointing(values[knob], to_value)
         if knob == "work_share":
             return self._expect_work_share(values[knob], to_value)
         if knob.startswith("loader_"):
@@ -150,6 +153,21 @@ class GainModel:
         if abs(gain) < SHARE_GAIN_MIN:
             return Forecast(0.0, 0.0, "the ranks are equally fast, nothing to win")
         return Forecast(gain, self.history.spread("work_share", gain), shares_text(shares))
+
+    # --- activation checkpointing ---
+
+    def _expect_checkpointing(self, here: int, to: int) -> Forecast | None:
+        """Forecast from the forward of the blocks: each that is checkpointed runs once more in backward.
+
+        Under communication a shorter backward may only leave more of it exposed, hence a wide spread.
+        """
+        blocks = self._facts.blocks
+        if blocks is None or blocks.forward_ns is None or self._pace_ns <= 0:
+            return None
+        again = blocks.forward_ns / self._pace_ns
+        gain = (here - to) / blocks.count * again
+        basis = f"the forward of {blocks.count} blocks takes {again:.0%} of the step"
+        return Forecast(gain, self.history.spread("checkpointed_blocks", gain), basis)
 
     # --- micro-batch ---
 

@@ -2,12 +2,14 @@
 
 Input: a knob and a value.  Output: the changed job.  Start with `actuator`, the interface of every knob.
 
-    ddp                  buckets and compression
-    dataloader           workers and prefetch
-    batch                micro-batches and the global batch
-    fsdp2                when FSDP2 gathers parameters
-    deepspeed_zero       the two sizes that ZeRO reads in each step
-    garbage_collection   when Python collects garbage
+    ddp                       buckets and compression
+    dataloader                workers and prefetch
+    batch                     micro-batches and the global batch
+    activation_checkpointing  which blocks compute their activations again in backward
+    fsdp2                     when FSDP2 gathers parameters
+    deepspeed_zero            the two sizes that ZeRO reads in each step
+    garbage_collection        when Python collects garbage
+    memory_limit              whether what a knob would take fits
 
 To add a knob, in this order (records, commands, labels, pages and dashboards take it from `pacecar/knobs.py`):
 
@@ -18,7 +20,7 @@ To add a knob, in this order (records, commands, labels, pages and dashboards ta
 3. In the folder of what it turns, or a module here if there is none: a subclass of `Actuator`.  `apply` is all or
    nothing.  Override `layout` if ranks must be alike.  A row in the folder's docstring, or in this one.
 4. `pacecar/torch_internals.py`: a row for each private name of torch that it uses.
-5. Where its folder creates knobs: `DdpKnobs`, `LoaderKnobs`, `fsdp_knobs`, `zero_knobs` or `gc_knobs`.  Only a knob of
+5. Where its folder creates knobs: `DdpKnobs`, `LoaderKnobs`, `open_checkpointed_blocks`, `fsdp_knobs`, `zero_knobs` or `gc_knobs`.  Only a knob of
    another kind needs a line in `JobKnobs.__init__` and `JobKnobs.actuators` of `job/tuner_wiring.py`.
 6. `controller/forecast/gain_model.py`: its expected gain, if computable; else `PRIOR_GAIN` in
    `controller/policy/geometric_search.py`, which only orders trials.

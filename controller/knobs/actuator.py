@@ -10,21 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 
-import torch
-
 from pacecar.knobs import KnobName
 
 from .batch.share_plan import RankWork
 
 __all__ = [
-    "MEMORY_RATIO_MAX",
     "Actuator",
     "ActuatorError",
     "Gather",
     "Objection",
     "StartGather",
-    "peak_ratio",
     "powers_of_two",
+    "quarters",
 ]
 
 Gather = Callable[[], list[list[float]] | None]
@@ -33,8 +30,8 @@ Gather = Callable[[], list[list[float]] | None]
 StartGather = Callable[[Sequence[float]], Gather]
 """Sends this rank's numbers to all ranks without waiting."""
 
-MEMORY_RATIO_MAX = 0.9
-"""A value that needs more memory is offered only if the device's peak stays under this share of its memory."""
+SHARES = 4
+"""What is set for each of many modules is set for quarters of them: one of many gains too little to be proven."""
 
 
 class ActuatorError(RuntimeError):
@@ -47,11 +44,18 @@ class Objection(IntEnum):
     SCRIPT = 1
     MEMORY = 2
     LOOP = 3
+    BLOCKS = 4
 
     @property
     def knob(self) -> KnobName:
         """The knob that goes back."""
-        return "work_share" if self is Objection.LOOP else "gc_interval"
+        match self:
+            case Objection.LOOP:
+                return "work_share"
+            case Objection.BLOCKS:
+                return "checkpointed_blocks"
+            case _:
+                return "gc_interval"
 
     @property
     def words(self) -> str:
@@ -63,6 +67,8 @@ class Objection(IntEnum):
                 return "garbage filled the memory between two collections"
             case Objection.LOOP:
                 return "the loop or its sampler no longer does what shares of work need"
+            case Objection.BLOCKS:
+                return "memory gets short, and blocks keep their activations"
 
 
 class Actuator(ABC):
@@ -128,9 +134,6 @@ def powers_of_two(low: int, high: int, present: int) -> tuple[int, ...]:
     return tuple(sorted({present, *(power for power in powers if low <= power <= high)}))
 
 
-def peak_ratio(device: torch.device | None, extra_bytes: int) -> float | None:
-    """Return the share of `device`'s memory that its peak would take with `extra_bytes` more; None unless CUDA."""
-    if device is None or device.type != "cuda":
-        return None
-    peak_bytes = torch.cuda.max_memory_allocated(device) + extra_bytes
-    return peak_bytes / int(torch.cuda.get_device_properties(device).total_memory)
+def quarters(count: int) -> tuple[int, ...]:
+    """Return the shares of `count` in quarters, from 0 to `count`, ascending."""
+    return tuple(sorted({count - round(count * share / SHARES) for share in range(SHARES + 1)}))

@@ -26,7 +26,8 @@ from torch import nn
 
 from pacecar.config import TuneConfig
 
-from .actuator import MEMORY_RATIO_MAX, Actuator, ActuatorError, peak_ratio, powers_of_two
+from .actuator import Actuator, ActuatorError, powers_of_two
+from .memory_limit import MEMORY_RATIO_MAX, peak_ratio
 
 __all__ = ["ZeroBucketActuator", "ZeroPrefetchActuator", "zero_knobs"]
 

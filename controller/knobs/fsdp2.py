@@ -22,7 +22,7 @@ same on all (layout).  Blocks are assumed to run in the order in which they are 
 otherwise prefetching fetches the wrong ones, which is slower and still correct.
 
 What is kept must fit into memory on every rank: when the knob is offered, and again at each vote to keep more, in
-which a rank without room votes no (`is_barred`).  A container's own limit on a CPU job is not read.
+which a rank without room votes no (`is_barred`).
 
 Refused: FSDP1, which fixes both when it is made, and resharding to a smaller mesh (`reshard_after_forward` a number).
 Mixed precision and offload change the numbers or need a restart.  `set_unshard_in_backward(False)` is left alone:
@@ -39,28 +39,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pacecar.config import TuneConfig
-from pacecar.kernel_files.memory import rows_bytes
-from pacecar.kernel_files.reader import KernelFiles
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.step_hooks import AnyStepHandle, before_any_step
 from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, is_fsdp1, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
-from ..guards.node_monitor import ranks_on_node
-from .actuator import MEMORY_RATIO_MAX, Actuator, ActuatorError, peak_ratio
+from .actuator import Actuator, ActuatorError, quarters
+from .memory_limit import beyond_memory
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
 PREFETCH_MAX = 4
 """Most blocks gathered ahead: each takes memory, and if four blocks cannot hide a gather the link is too slow."""
-
-SHARES = 4
-"""Blocks keep their parameters in quarters of all: one block of many gains too little to be proven."""
 
 logger = logging.getLogger(__name__)
 
@@ -144,13 +138,7 @@ class _Shards:
         """Return why that many more bytes on each rank do not fit on this device or host, or None; None if unknown."""
         parameter = next(self.modules[0].parameters(), None)
         device = None if parameter is None else parameter.device
-        if device is not None and device.type == "cpu":
-            ratio, what = _host_ratio(extra_bytes), "host"
-        else:
-            ratio, what = peak_ratio(device, extra_bytes), "device"
-        if ratio is not None and ratio > MEMORY_RATIO_MAX:
-            return f"the gathered parameters would bring the {what}'s memory to {ratio:.0%}"
-        return None
+        return beyond_memory(device, extra_bytes, "the gathered parameters")
 
 
 def _units(whole: nn.Module) -> list[list[Any]]:
@@ -169,20 +157,6 @@ def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     for child in module.children():
         if not is_fsdp(child):
             yield from _own_parameters(child)
-
-
-def _host_ratio(extra_bytes: int) -> float | None:
-    """Return the share of this host's memory in use if each rank on it took `extra_bytes` more (proc(5), meminfo)."""
-    files = KernelFiles()
-    text = files.text(files.proc / "meminfo") or ""
-    try:
-        total, available = rows_bytes(text, "MemTotal"), rows_bytes(text, "MemAvailable")
-    except (ValueError, IndexError):
-        return None
-    if not total or available is None:
-        return None
-    ranks = ranks_on_node(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
-    return (total - available + ranks * extra_bytes) / total
 
 
 class FsdpPrefetchActuator(Actuator):
@@ -270,8 +244,7 @@ class ReshardActuator(Actuator):
         """Return the numbers in quarters of all, as far as memory allows it, and the present one."""
         count, value = len(self._freeable()), self.value()
         # Not by this rank's memory: all ranks need the same numbers.
-        shares = {count - round(count * share / SHARES) for share in range(SHARES + 1)}
-        return tuple(sorted({value, *(n for n in shares if self._beyond(n) is None)}))
+        return tuple(sorted({value, *(n for n in quarters(count) if self._beyond(n) is None)}))
 
     def refusal(self) -> str | None:
         """Return why it must stay as it is, or None."""

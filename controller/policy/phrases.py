@@ -80,6 +80,8 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
         idea = "all ranks collect garbage at once, and only what is new"
         if new == 0:
             idea = "Python may collect garbage at better moments"
+    elif knob == "checkpointed_blocks":
+        idea = "blocks that keep their activations run forward once" if new < old else "activations take less memory"
     elif knob == "work_share":
         idea = "slow ranks give samples to fast ones" if new else "every rank does as many samples again"
     else:

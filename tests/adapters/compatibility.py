@@ -33,8 +33,8 @@ weights stayed those of the untuned one within float tolerance. Another version 
 """
 
 
-NOT_BY_LIBRARY = {"gc_interval", "work_share"}
-"""What Python holds in the process, and how the loop loads and weights its batches, decides about these knobs."""
+NOT_BY_LIBRARY = {"gc_interval", "work_share", "checkpointed_blocks"}
+"""What Python holds in the process, how the loop loads and weights its batches, and the model decide about these."""
 
 
 def turned(switches: list[list[Any]]) -> list[str]:

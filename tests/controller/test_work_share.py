@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from pacecar.controller.forecast.gain_model import GainModel
-from pacecar.controller.guards.work_share_rollback import WorkShareRollback
+from pacecar.controller.guards.objection_rollback import ObjectionRollback
 from pacecar.controller.knobs.actuator import ActuatorError, Gather, Objection
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
@@ -225,7 +225,7 @@ def test_all_ranks_go_back_once_a_loop_no_longer_trains_on_what_it_was_given(cap
     assert not knob.is_barred(0)
 
     objections = {0: int(Objection.SCRIPT)}
-    guard = WorkShareRollback(lambda: objections)
+    guard = ObjectionRollback("work_share", lambda: objections)
     guard.begin(JobFacts("j", 2), [KnobSpace("work_share", 0, (0, 1))], turns_knobs=True)
     guard.judgeable(Observation(step=9, wall_ns=9, values={"work_share": 1}, pace_ns=100, profiled=False))
     assert not guard.must_act(), "another knob's"

@@ -279,8 +279,8 @@ KNOBS = {
 
 def kinds_of(internal: Internal) -> list[str]:
     """Return the jobs that show what is off without a name."""
-    if internal.owner == "mark" or internal.features == ("batch_samples",):
-        return []  # a mark is absent unless its thing is in use; the scheduler's has a test of its own
+    if internal.owner == "mark" or internal.features in (("batch_samples",), ("checkpointed_blocks",)):
+        return []  # a mark is absent unless its thing is in use; the others have tests of their own
     kinds = {
         "ddp" if feature in OF_RANKS else "fsdp2" if feature.startswith("fsdp") else
         "unwatched" if feature in ("run_models", "run_waits") else "plain"

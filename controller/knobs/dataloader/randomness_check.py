@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit"]
+__all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit", "fingerprint"]
 
 BATCHES_EACH = 64
 """A worker checks its first batches up to this number (20 us each), then one in BATCHES_EVERY, for rare draws."""
@@ -32,12 +32,13 @@ LISTS_MAX = 16
 """Number of index lists during whose making the generators are compared."""
 
 
-def fingerprint() -> int:
+def fingerprint(*, with_torch: bool = True) -> int:
     """Return a hash of the global generators' states, which changes when one of them is drawn from."""
     numpy = sys.modules.get("numpy")
-    state = torch.get_rng_state()
-    states: list[object] = [state.numpy().tobytes() if numpy else tuple(state.tolist())]
-    states.append(random.getstate())
+    states: list[object] = [random.getstate()]
+    if with_torch:
+        state = torch.get_rng_state()
+        states.append(state.numpy().tobytes() if numpy else tuple(state.tolist()))
     if numpy is not None:
         drawn = numpy.random.get_state()
         states.append((drawn[1].tobytes(), *drawn[2:]))

@@ -22,7 +22,8 @@ from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
 from pacecar.torch_internals import lacking
 
-from ..actuator import MEMORY_RATIO_MAX, ActuatorError, peak_ratio
+from ..actuator import ActuatorError
+from ..memory_limit import MEMORY_RATIO_MAX, peak_ratio
 from .comm_hook import Choice, Compressor, sent_by_gather, sent_by_reduce, topk_count
 from .reducer import DdpReducer, ReducerActuator
 
