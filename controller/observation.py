@@ -81,12 +81,14 @@ class RememberedSetting:
 class BlockCosts:
     """What rank 0's blocks that can be checkpointed cost, measured in one step before tuning.
 
-    `forward_ns` is what the forwards of all `count` blocks take in a step, which checkpointing all adds to it.
-    `sample_bytes` is what one block keeps of one sample until backward, unless it is checkpointed.  None: unknown.
+    The job checkpoints `home` of `count` blocks by itself.  `again_ratio` is what it takes to run all of them again in
+    backward, as a share of a step with its own value (an upper bound if that is 0).  `sample_bytes` is what one block
+    keeps of one sample until backward, unless it is checkpointed.  None: unknown.
     """
 
     count: int
-    forward_ns: int | None
+    home: int
+    again_ratio: float | None
     sample_bytes: int | None
 
 

@@ -299,8 +299,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_FSDP + "FSDPParamGroup.is_unsharded", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
     Internal(_FSDP + "FSDPParamGroup.reduce_grads", ("run_fsdp",), EVER, owner="FSDPParamGroup"),
     # --- activation checkpointing -------------------------------------------------------------------------------
-    Internal(_CHECKPOINT + "checkpoint_fn", ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper"),
-    Internal(_CHECKPOINT + "_checkpoint_wrapped_module", ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper"),
+    *(
+        Internal(_CHECKPOINT + name, ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper")
+        for name in ("checkpoint_fn", "_checkpoint_wrapped_module")
+    ),
     Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.13")),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),

@@ -157,16 +157,16 @@ class GainModel:
     # --- activation checkpointing ---
 
     def _expect_checkpointing(self, here: int, to: int) -> Forecast | None:
-        """Forecast from the forward of the blocks: each that is checkpointed runs once more in backward.
+        """Forecast from what it takes to run the blocks again in backward, as each that is checkpointed does.
 
         Under communication a shorter backward may only leave more of it exposed, hence a wide spread.
         """
         blocks = self._facts.blocks
-        if blocks is None or blocks.forward_ns is None or self._pace_ns <= 0:
+        if blocks is None or blocks.again_ratio is None:
             return None
-        again = blocks.forward_ns / self._pace_ns
-        gain = (here - to) / blocks.count * again
-        basis = f"the forward of {blocks.count} blocks takes {again:.0%} of the step"
+        each = blocks.again_ratio / blocks.count
+        gain = (here - to) * each / (1 + (here - blocks.home) * each)
+        basis = f"to compute all {blocks.count} blocks again takes {blocks.again_ratio:.0%} of the step"
         return Forecast(gain, self.history.spread("checkpointed_blocks", gain), basis)
 
     # --- micro-batch ---

@@ -20,8 +20,9 @@ To add a knob, in this order (records, commands, labels, pages and dashboards ta
 3. In the folder of what it turns, or a module here if there is none: a subclass of `Actuator`.  `apply` is all or
    nothing.  Override `layout` if ranks must be alike.  A row in the folder's docstring, or in this one.
 4. `pacecar/torch_internals.py`: a row for each private name of torch that it uses.
-5. Where its folder creates knobs: `DdpKnobs`, `LoaderKnobs`, `open_checkpointed_blocks`, `fsdp_knobs`, `zero_knobs` or `gc_knobs`.  Only a knob of
-   another kind needs a line in `JobKnobs.__init__` and `JobKnobs.actuators` of `job/tuner_wiring.py`.
+5. Where its folder creates knobs: `DdpKnobs`, `LoaderKnobs`, `open_checkpointed_blocks`, `fsdp_knobs`, `zero_knobs` or
+   `gc_knobs`.  Only a knob of another kind needs a line in `JobKnobs.__init__` and `JobKnobs.actuators` of
+   `job/tuner_wiring.py`.
 6. `controller/forecast/gain_model.py`: its expected gain, if computable; else `PRIOR_GAIN` in
    `controller/policy/geometric_search.py`, which only orders trials.
 7. `docs/configuration.md` (both cells of the row `knobs`, and the bounds in the order of the fields) and the table of

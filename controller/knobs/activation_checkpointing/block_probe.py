@@ -1,11 +1,13 @@
-"""Measures one step's blocks: what each keeps for backward, how long its forward takes, whether it can run twice.
+"""Measures one step's blocks: what each keeps for backward, how long it runs again, whether it computes the same.
 
 Memory and time are measured rather than guessed, because they follow the script's shapes, types and attention:
 
     bytes    of the storages that autograd saves in a call, without parameters, buffers and the block's inputs, which a
              checkpoint keeps as well.  Hooks around the call see every saved tensor and pass it on to the hooks outside
              (the checkpoint's own), so a checkpointed block is measured and still keeps nothing
-    time     of all calls of the step, on the device's clock where it is one
+    time     of the second forwards in backward, which end where the last saved tensor is made; of the first ones, an
+             upper bound, where nothing runs twice yet.  On the device's clock if there is one, and as a share of the
+             step, because the machine may be slower in other steps
 
 A block that was never checkpointed must show that it computes the same again.  So just before its backward, where a
 checkpoint would do it, it runs a second time on copies of its inputs, with random numbers and autocast restored, and
@@ -21,9 +23,10 @@ computes something else in later steps, and state that is kept outside modules, 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +52,8 @@ class BlockReading:
     """What was measured of one block in one step.
 
     `kept_bytes` are of its largest call, with `elements` in its first tensor, of `samples` samples (None: unknown).
-    `forward_ns` is of all calls, None while unknown.  `refusal` is the first reason against a switch.
+    `again_ns` is what running again takes for all calls, None while unknown.  `refusal` is the first reason against a
+    switch.
     """
 
     name: str
@@ -60,20 +64,20 @@ class BlockReading:
     refusal: str | None = None
     rehearsals: int = 0
     host_ns: int = 0
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    events: list[tuple[Any, Any]] = field(default_factory=list)  # CUDA's, of which torch has no types
 
     def refuse(self, reason: str) -> None:
         """Note a reason; the first one counts."""
         self.refusal = self.refusal or f"{self.name} {reason}"
 
     @property
-    def forward_ns(self) -> int | None:
-        """The time of its calls; None while the device is not through with them."""
+    def again_ns(self) -> int | None:
+        """The time in ns; None while the device is not through with it."""
         if not self.events:
             return self.host_ns
         if not all(end.query() for _, end in self.events):
             return None
-        return round(sum(begin.elapsed_time(end) for begin, end in self.events) * 1e6)
+        return round(sum(float(begin.elapsed_time(end)) for begin, end in self.events) * 1e6)
 
 
 class BlockProbe:
@@ -84,19 +88,23 @@ class BlockProbe:
         self._blocks = blocks
         self._device = device
         self._root: CallObserver | None = None
-        self._forwards = 0
+        self._forwards = self._begun_ns = 0
         self.readings = [BlockReading(block.name) for block in blocks]
         self.spent_ns = 0
         """What measuring cost the job."""
+        self.step_ns = 0
+        """The length of the measured step, without that."""
 
     def open(self) -> None:
         """Begin to measure."""
         for block, reading in zip(self._blocks, self.readings, strict=True):
             block.set_around(self._measured(block, reading))
         self._root = observe_calls(self._whole, after=self._count_forward)
+        self._begun_ns = time.monotonic_ns()
 
     def close(self) -> None:
         """Stop measuring and judge."""
+        self.step_ns = time.monotonic_ns() - self._begun_ns - self.spent_ns
         for block in self._blocks:
             block.set_around(None)
         if self._root is not None:
@@ -120,14 +128,8 @@ class BlockProbe:
                 return call(*args, **kwargs)
             reading.calls += 1
             before = self._state(block, reading)
-            events = self._events()
-            begun_ns = time.monotonic_ns()
-            spent_ns = self.spent_ns
-            output = run(call, args, kwargs)
-            reading.host_ns += time.monotonic_ns() - begun_ns - (self.spent_ns - spent_ns)
-            if events is not None:
-                events[1].record()
-                reading.events.append(events)
+            with nullcontext() if block.is_checkpointed_at_home else self._timed(reading):
+                output = run(call, args, kwargs)
             after = self._state(block, reading)
             changed = next((key for key in before.keys() | after.keys() if _differ(before, after, key)), None)
             if changed is not None:
@@ -136,12 +138,20 @@ class BlockProbe:
 
         return around
 
-    def _events(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
-        if self._device.type != "cuda":
-            return None
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        return begin, end
+    @contextmanager
+    def _timed(self, reading: BlockReading) -> Iterator[None]:
+        kind: Any = torch.cuda.Event
+        events = [kind(enable_timing=True) for _ in range(2)] if self._device.type == "cuda" else []
+        for event in events[:1]:
+            event.record()
+        begun_ns = time.monotonic_ns() - self.spent_ns
+        try:
+            yield
+        finally:
+            reading.host_ns += time.monotonic_ns() - self.spent_ns - begun_ns
+            if events:
+                events[1].record()
+                reading.events.append((events[0], events[1]))
 
     def _state(self, block: Block, reading: BlockReading) -> dict[str, object]:
         """Return what a forward could change and no checkpoint restores: attributes, buffers, random numbers."""
@@ -160,11 +170,12 @@ class BlockProbe:
         return state
 
     def _counted(self, block: Block, reading: BlockReading, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with everything measured that it saves, except when it runs again in backward."""
+        """Return `function` with everything measured that it saves, or its time when it runs again in backward."""
 
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the block's forward is
             if _is_in_backward():
-                return function(*args, **kwargs)
+                with self._timed(reading):
+                    return function(*args, **kwargs)
             begun_ns = time.monotonic_ns()
             saved = _SavedTensors(reading)
             again = None
@@ -199,7 +210,7 @@ class BlockProbe:
     ) -> None:
         """Have the block run again when its backward begins, and compare."""
         results = list(_tensors(output))
-        first = next((tensor for tensor in results if tensor.requires_grad), None)
+        first: Any = next((tensor for tensor in results if tensor.requires_grad), None)
         if first is None:
             return
         expected = [tensor.detach() for tensor in results]  # without the graph, which will hold this function
@@ -267,7 +278,7 @@ class _SavedTensors:
 
     def take_bytes(self) -> int:
         """Return the sum, and let go of what was held."""
-        total = sum(storage.nbytes() for storage in self._storages.values())
+        total = sum(int(storage.nbytes()) for storage in self._storages.values())
         self._storages.clear()
         return total
 
@@ -282,12 +293,13 @@ class _Rehearsal:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if self._is_cuda else None
-        self._autocast = {
-            "device_type": device.type,
-            "enabled": torch.is_autocast_enabled(device.type),
-            "dtype": torch.get_autocast_dtype(device.type),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
+        self._autocast = functools.partial(
+            torch.autocast,
+            device.type,
+            enabled=torch.is_autocast_enabled(device.type),
+            dtype=torch.get_autocast_dtype(device.type),
+            cache_enabled=torch.is_autocast_cache_enabled(),
+        )
 
     def gives(self, expected: Sequence[Tensor], kinds: Sequence[object], saved: _SavedTensors) -> bool:
         """Return whether it computes `expected` to the bit and saves tensors of `kinds`.
@@ -298,7 +310,7 @@ class _Rehearsal:
         assert self._call is not None, "it runs once"
         function, args, kwargs = self._call
         devices = [self._device] if self._is_cuda else []
-        with torch.random.fork_rng(devices), torch.enable_grad(), torch.autocast(**self._autocast):
+        with torch.random.fork_rng(devices), torch.enable_grad(), self._autocast():
             torch.set_rng_state(self._random[0])
             if self._random[1] is not None:
                 torch.cuda.set_rng_state(self._random[1], self._device)

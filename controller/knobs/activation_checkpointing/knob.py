@@ -94,6 +94,7 @@ class CheckpointedBlocksActuator(Actuator):
         self._boundary = 0
         self._probe: BlockProbe | None = None
         self._readings: list[BlockReading] = []
+        self._step_ns = 1
         self._refusal: str | None = "the blocks were not measured yet"
         self._sizes: CallObserver | None = None
         self._elements_max = 0
@@ -130,7 +131,7 @@ class CheckpointedBlocksActuator(Actuator):
             return
         probe.close()
         self._charge(probe.spent_ns)
-        self._readings = probe.readings
+        self._readings, self._step_ns = probe.readings, max(1, probe.step_ns)
         self._refusal = next((one.refusal for one in probe.readings if one.refusal is not None), None)
         self._elements_max = probe.readings[0].elements
         if self._refusal is None:
@@ -141,13 +142,14 @@ class CheckpointedBlocksActuator(Actuator):
 
     def costs(self) -> BlockCosts | None:
         """Return what the blocks cost in time and memory; None if they were not measured."""
-        times = [reading.forward_ns for reading in self._readings]
+        times = [reading.again_ns for reading in self._readings]
         if self._refusal is not None or not times:
             return None
         per_sample = [reading.kept_bytes / reading.samples for reading in self._readings if reading.samples]
         return BlockCosts(
             count=len(times),
-            forward_ns=None if None in times else sum(time for time in times if time is not None),
+            home=self._home,
+            again_ratio=None if None in times else sum(time or 0 for time in times) / self._step_ns,
             sample_bytes=round(fmean(per_sample)) if per_sample else None,
         )
 
