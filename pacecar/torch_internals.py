@@ -300,10 +300,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_FSDP + "FSDPParamGroup.reduce_grads", ("run_fsdp",), EVER, owner="FSDPParamGroup"),
     # --- activation checkpointing -------------------------------------------------------------------------------
     *(
-        Internal(_CHECKPOINT + name, ("checkpointed_blocks",), ("2.4", "2.13"), owner="CheckpointWrapper")
+        Internal(_CHECKPOINT + name, ("checkpointed_blocks",), EVER, owner="CheckpointWrapper")
         for name in ("checkpoint_fn", "_checkpoint_wrapped_module")
     ),
-    Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.13")),
+    Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.15")),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),

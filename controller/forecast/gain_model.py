@@ -25,7 +25,7 @@ from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
 from .forecast import Forecast
 from .micro_batch_model import expect_micro_batch
-from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading, setting_of, typical
+from .setting_history import PHASES_MAX, SPREAD_PRIOR, Setting, SettingHistory, SettingReading, setting_of, typical
 
 __all__ = ["GainModel"]
 
@@ -167,7 +167,9 @@ class GainModel:
         each = blocks.again_ratio / blocks.count
         gain = (here - to) * each / (1 + (here - blocks.home) * each)
         basis = f"to compute all {blocks.count} blocks again takes {blocks.again_ratio:.0%} of the step"
-        return Forecast(gain, self.history.spread("checkpointed_blocks", gain), basis)
+        # Running twice is not faster, so that direction is never tried alone.
+        spread = self.history.spread("checkpointed_blocks", gain) if gain > 0 else SPREAD_PRIOR * -gain
+        return Forecast(gain, spread, basis)
 
     # --- micro-batch ---
 

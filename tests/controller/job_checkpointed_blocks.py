@@ -49,10 +49,13 @@ class Block(nn.Module):
         return out
 
 
-def make(*, wraps: bool, dropout: float = 0.1) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+def make(
+    *, wraps: bool, dropout: float = 0.1, static_graph: bool = False
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     torch.manual_seed(0)
     blocks = [Block(dropout) for _ in range(BLOCKS)]
-    model = DistributedDataParallel(nn.Sequential(*[checkpoint_wrapper(b) if wraps else b for b in blocks]))
+    net = nn.Sequential(*[checkpoint_wrapper(b) if wraps else b for b in blocks])
+    model = DistributedDataParallel(net, static_graph=static_graph)
     torch.manual_seed(1 + RANK)  # dropout's
     return model, torch.optim.SGD(model.parameters(), lr=1e-2)
 
@@ -148,24 +151,27 @@ def tuned(steps_max: int, mode: str) -> dict[str, Any]:
     }
 
 
-def sharded(*, is_turned: bool) -> dict[str, Any]:
-    """Train blocks that are checkpointed inside FSDP2, and turn the knob if asked to; return losses and gradients."""
-    torch.manual_seed(0)
-    net = nn.Sequential(*[checkpoint_wrapper(Block(0.1)) for _ in range(BLOCKS)])
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for part in (*net, net):
-        fully_shard(part, mesh=mesh)
-    torch.manual_seed(1 + RANK)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    knob = open_checkpointed_blocks(net, TuneConfig(), WORLD, has_use_for_memory=bool, charge=lambda cost: None)
+def turned(kind: str, *, is_turned: bool) -> dict[str, Any]:
+    """Train a model of some kind, and turn the knob if asked to; return losses and gradients."""
+    if kind == "fsdp2":
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(*[checkpoint_wrapper(Block(0.1)) for _ in range(BLOCKS)])
+        mesh = init_device_mesh("cpu", (WORLD,))
+        for part in (*model.children(), model):
+            fully_shard(part, mesh=mesh)
+        torch.manual_seed(1 + RANK)
+    else:
+        model, _ = make(wraps=kind == "wrapped", static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    knob = open_checkpointed_blocks(model, TuneConfig(), WORLD, has_use_for_memory=lambda: True, charge=lambda ns: None)
     assert knob is not None
     seen = []
     for step in range(12):
         optimizer.zero_grad()
-        loss = net(torch.randn(16, WIDTH)).square().mean()
+        loss = model(torch.randn(16, WIDTH)).square().mean()
         loss.backward()
-        gradients = [p.grad.to_local().sum().item().hex() for p in net.parameters() if isinstance(p.grad, DTensor)]
-        seen.append([loss.item().hex(), *gradients])
+        gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+        seen.append([loss.item().hex(), *(g.sum().item().hex() for g in gradients if g is not None)])
         optimizer.step()
         if is_turned:
             knob.on_boundary()
@@ -235,8 +241,8 @@ def capped(blocks: int, room_mib: int) -> dict[str, Any]:
 def main(options: dict[str, Any]) -> dict[str, Any]:
     if "pairs" in options:
         return interleaved(options["pairs"])
-    if "is_turned" in options:
-        return sharded(is_turned=options["is_turned"])
+    if "kind" in options:
+        return turned(options["kind"], is_turned=options["is_turned"])
     if "room_mib" in options:
         return capped(options["blocks"], options["room_mib"])
     return tuned(options["steps"], options.get("mode", "exact"))

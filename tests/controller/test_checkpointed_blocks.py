@@ -32,6 +32,7 @@ from pacecar.controller.knobs.activation_checkpointing.knob import (
 )
 from pacecar.controller.knobs.actuator import ActuatorError, Objection
 from pacecar.controller.observation import BlockCosts, JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.geometric_search import GeometricSearch
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.torch_internals import forget, suppose_missing
 
@@ -490,6 +491,11 @@ def test_the_gain_is_the_share_of_the_step_in_which_blocks_run_again() -> None:
     assert gain(8, 0) == pytest.approx(0.2)
     assert gain(0, 8) == pytest.approx(-0.2 / 0.8)
     assert (1 - gain(8, 4)) * (1 - gain(4, 0)) == pytest.approx(1 - gain(8, 0))
+    for home, tried in ((8, True), (0, False)):  # more checkpointed blocks are never tried alone
+        model = GainModel(JobFacts("job", 2, blocks=BlockCosts(8, home, 0.02, None)))
+        search = GeometricSearch([KnobSpace("checkpointed_blocks", home, (0, 2, 4, 6, 8))])
+        found, _ = search.candidates({"checkpointed_blocks": home}, model.expect, None)
+        assert bool(found) == tried
     for blocks in (None, BlockCosts(8, 8, None, None)):
         unknown = GainModel(JobFacts("job", 2, blocks=blocks))
         assert unknown.expect("checkpointed_blocks", {"checkpointed_blocks": 8}, 4) is None

@@ -66,12 +66,15 @@ def test_the_tuner_finds_it_and_the_losses_are_equal_to_the_bit(run_ranks: Any) 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_losses_and_gradients_under_fsdp2_are_equal_to_the_bit(run_ranks: Any) -> None:
-    turned, plain = run_ranks("job_checkpointed_blocks.py", 2, [{"is_turned": True}, {"is_turned": False}])
-    for rank, other in zip(turned, plain, strict=True):
-        assert rank["refused"] is None
-        assert len(rank["seen"][0]) == 1 + 4 * BLOCKS
-        assert rank["seen"] == other["seen"]
+def test_losses_and_gradients_under_fsdp2_and_a_static_graph_of_ddp_are_equal_to_the_bit(run_ranks: Any) -> None:
+    kinds = ("fsdp2", "wrapped", "plain")
+    jobs = [{"kind": kind, "is_turned": is_turned} for kind in kinds for is_turned in (True, False)]
+    ran = run_ranks("job_checkpointed_blocks.py", 2, jobs)
+    for turned, untouched in zip(ran[::2], ran[1::2], strict=True):
+        for rank, other in zip(turned, untouched, strict=True):
+            assert rank["refused"] is None
+            assert len(rank["seen"][0]) == 1 + 4 * BLOCKS
+            assert rank["seen"] == other["seen"]
 
 
 @pytest.mark.slow

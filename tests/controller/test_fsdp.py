@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
-from pacecar.controller.knobs import fsdp2
+from pacecar.controller.knobs import fsdp2, memory_limit
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.kernel_files.reader import KernelFiles
@@ -172,7 +172,7 @@ def test_on_cpus_the_host_must_have_the_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, available_kib: int, domain: tuple[int, ...]
 ) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 1000 kB\nMemAvailable: {available_kib} kB\n")
-    monkeypatch.setattr(fsdp2, "KernelFiles", lambda: KernelFiles(proc=tmp_path))
+    monkeypatch.setattr(memory_limit, "KernelFiles", lambda: KernelFiles(proc=tmp_path))
     net = Root(*[Block(150, 150) for _ in range(3)])  # 88 KiB each
     reshard = knobs_of(net, TuneConfig())[1]
     assert reshard.domain() == domain
