@@ -313,6 +313,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batche
     from pacecar.config import TuneConfig
     from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
+    from pacecar.controller.knobs.activation_checkpointing.knob import open_checkpointed_blocks
     from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.knobs.batch.work_share import WorkShareActuator
     from pacecar.controller.knobs.dataloader.switchable_loader import SwitchableLoader
@@ -373,7 +374,10 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batche
         )  # fmt: skip
         loader, batcher.share_factor = SwitchableLoader(loader, share), share.factor
         buckets = BucketActuator(config, DdpReducer(model))
-        actuators = [buckets, MicroBatchActuator(model, batcher, config), share]
+        blocks = open_checkpointed_blocks(
+            model, config, world, has_use_for_memory=lambda: True, charge=lambda cost_ns: None
+        )
+        actuators = [buckets, MicroBatchActuator(model, batcher, config), share, blocks]
     actuators.append(Collections(HostAndDeviceMemory(torch.device("cpu"))))
     in_force = [Knobs()]
     tuner: Any = Tuner(
