@@ -58,16 +58,19 @@ def stack(kind: Callable[[], nn.Module] = Block, count: int = 4, *, wraps: bool 
     return nn.Sequential(*[checkpoint_wrapper(block, **how) if wraps else block for block in made])
 
 
-def train(net: nn.Module, steps: int, on_step: Callable[[int], object] = lambda step: None, **inputs: Any) -> list[str]:
-    """Return the hashes of gradients and losses."""
+def train(
+    net: nn.Module, steps: int, on_step: Callable[[int], object] = lambda step: None, *, micro: int = 1
+) -> list[str]:
+    """Return the hashes of gradients and losses; each step has `micro` forwards and backwards."""
     torch.manual_seed(1)
     random.seed(1)
     seen = []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
-        loss = net(torch.randn(SAMPLES, WIDTH), **inputs).square().mean()
-        loss.backward()
+        for _ in range(micro):
+            loss = net(torch.randn(SAMPLES, WIDTH)).square().mean()
+            loss.backward()
         optimizer.step()
         gradients = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
         seen.append(f"{loss.item().hex()} {hash(gradients.numpy().tobytes())}")
@@ -160,6 +163,17 @@ def test_what_a_block_keeps_is_measured_while_it_is_checkpointed() -> None:
     assert 0 < costs.again_ratio < 1
     assert len(charged) == 1
     assert charged[0] > 0
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_where_gradients_are_accumulated_a_forward_is_measured_and_all_are_timed(wraps: bool) -> None:
+    net = stack(wraps=wraps)
+    knob = knob_of(net)
+    assert train(net, 4, lambda step: knob.on_boundary(), micro=3) == train(stack(wraps=wraps), 4, micro=3)
+    assert knob.refusal() is None
+    assert knob.kept_bytes(0) == measured(stack(wraps=wraps)).kept_bytes(0)
+    assert [reading.calls for reading in knob._readings] == [3] * 4
+    assert all(reading.again_ns for reading in knob._readings)
 
 
 def test_larger_inputs_than_the_measured_ones_keep_more() -> None:

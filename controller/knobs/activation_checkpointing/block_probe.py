@@ -2,9 +2,9 @@
 
 Memory and time are measured rather than guessed, because they follow the script's shapes, types and attention:
 
-    bytes    of the storages that autograd saves in a call, without parameters, buffers and the block's inputs, which a
-             checkpoint keeps as well.  Hooks around the call see every saved tensor and pass it on to the hooks outside
-             (the checkpoint's own), so a checkpointed block is measured and still keeps nothing
+    bytes    of the storages that autograd saves in the first micro-batch, without parameters, buffers and the block's
+             inputs, which a checkpoint keeps as well.  Hooks around the call see every saved tensor and pass it on to
+             the hooks outside (the checkpoint's own), so a checkpointed block is measured and still keeps nothing
     time     of the second forwards in backward, which end where the last saved tensor is made; of the first ones, an
              upper bound, where nothing runs twice yet.  On the device's clock if there is one, and as a share of the
              step, because the machine may be slower in other steps
@@ -51,7 +51,7 @@ REASON_CHARS_MAX = 120
 class BlockReading:
     """What was measured of one block in one step.
 
-    `kept_bytes` are of its largest call, with `elements` in its first tensor, of `samples` samples (None: unknown).
+    `kept_bytes` are of its first call, with `elements` in its first tensor, of `samples` samples (None: unknown).
     `again_ns` is what running again takes for all calls, None while unknown.  `refusal` is the first reason against a
     switch.
     """
@@ -62,7 +62,7 @@ class BlockReading:
     elements: int = 0
     samples: int | None = None
     refusal: str | None = None
-    rehearsals: int = 0
+    was_rehearsed: bool = False
     host_ns: int = 0
     events: list[tuple[Any, Any]] = field(default_factory=list)  # CUDA's, of which torch has no types
 
@@ -114,7 +114,7 @@ class BlockProbe:
                 reading.refuse(f"was called {reading.calls} times in {self._forwards} forwards of the model")
             elif not reading.kept_bytes:
                 reading.refuse("keeps nothing for backward but its inputs")
-            elif not block.is_checkpointed_at_home and reading.rehearsals != reading.calls:
+            elif not block.is_checkpointed_at_home and not reading.was_rehearsed:
                 reading.refuse("did not take part in backward")
 
     def _count_forward(self, *_: object) -> None:
@@ -127,10 +127,11 @@ class BlockProbe:
             if not torch.is_grad_enabled() or _is_in_backward():
                 return call(*args, **kwargs)
             reading.calls += 1
-            before = self._state(block, reading)
+            is_first = reading.calls == 1
+            before = self._state(block, reading) if is_first else {}
             with nullcontext() if block.is_checkpointed_at_home else self._timed(reading):
                 output = run(call, args, kwargs)
-            after = self._state(block, reading)
+            after = self._state(block, reading) if is_first else {}
             changed = next((key for key in before.keys() | after.keys() if _differ(before, after, key)), None)
             if changed is not None:
                 reading.refuse(f"changes {changed} in forward")
@@ -141,7 +142,8 @@ class BlockProbe:
     @contextmanager
     def _timed(self, reading: BlockReading) -> Iterator[None]:
         kind: Any = torch.cuda.Event
-        events = [kind(enable_timing=True) for _ in range(2)] if self._device.type == "cuda" else []
+        is_timed = self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        events = [kind(enable_timing=True) for _ in range(2)] if is_timed else []
         for event in events[:1]:
             event.record()
         begun_ns = time.monotonic_ns() - self.spent_ns
@@ -155,9 +157,10 @@ class BlockProbe:
 
     def _state(self, block: Block, reading: BlockReading) -> dict[str, object]:
         """Return what a forward could change and no checkpoint restores: attributes, buffers, random numbers."""
-        state: dict[str, object] = {"the random numbers of Python or numpy": fingerprint(with_torch=False)}
+        state: dict[str, object] = {}
         begun_ns = time.monotonic_ns()
         try:
+            state["the random numbers of Python or numpy"] = fingerprint(with_torch=False)
             for name, part in block.inner.named_modules():
                 own = f"its {name}." if name else "its "
                 state |= {own + key: value for key, value in vars(part).items()}
@@ -176,6 +179,8 @@ class BlockProbe:
             if _is_in_backward():
                 with self._timed(reading):
                     return function(*args, **kwargs)
+            if reading.calls > 1:
+                return function(*args, **kwargs)
             begun_ns = time.monotonic_ns()
             saved = _SavedTensors(reading)
             again = None
@@ -194,10 +199,8 @@ class BlockProbe:
                 self.spent_ns += time.monotonic_ns() - begun_ns
                 output = function(*args, **kwargs)
             begun_ns = time.monotonic_ns()
-            kept = saved.take_bytes()
-            if kept >= reading.kept_bytes:
-                reading.kept_bytes, reading.samples = kept, guess_samples((args, kwargs))
-                reading.elements = elements_in((args, kwargs))
+            reading.kept_bytes, reading.samples = saved.take_bytes(), guess_samples((args, kwargs))
+            reading.elements = elements_in((args, kwargs))
             if again is not None and reading.refusal is None:
                 self._rehearse_in_backward(reading, again, output, saved.kinds)
             self.spent_ns += saved.spent_ns + time.monotonic_ns() - begun_ns
@@ -217,7 +220,7 @@ class BlockProbe:
 
         def rehearse(_: Tensor) -> None:
             begun_ns = time.monotonic_ns()
-            reading.rehearsals += 1
+            reading.was_rehearsed = True
             try:
                 if reading.refusal is None and not again.gives(expected, kinds, _SavedTensors(reading, drops=True)):
                     reading.refuse("computes or saves something else when it runs again in backward")
@@ -243,6 +246,7 @@ class _SavedTensors:
         self._reading = reading
         self._drops = drops
         self._known: set[int] = set()
+        self._bytes = 0
         self._storages: dict[int, Any] = {}  # held until the call ends, or addresses would come twice
         self.outside: Any = need("torch._C._autograd._top_saved_tensors_default_hooks")(False)
         self.spent_ns = 0
@@ -261,7 +265,9 @@ class _SavedTensors:
             if not _is_plain(tensor):
                 self._reading.refuse(f"saves a {type(tensor).__name__}, whose memory is not known")
             elif not self._drops and _address(tensor) not in self._known:
-                self._storages[_address(tensor)] = tensor.untyped_storage()
+                storage = tensor.untyped_storage()
+                self._bytes += 0 if storage.data_ptr() in self._storages else storage.nbytes()
+                self._storages[storage.data_ptr()] = storage
         except Exception as error:  # noqa: BLE001  as said above
             self._reading.refuse(f"saves what cannot be measured ({_short(error)})")
         self.spent_ns += time.monotonic_ns() - begun_ns
@@ -278,9 +284,8 @@ class _SavedTensors:
 
     def take_bytes(self) -> int:
         """Return the sum, and let go of what was held."""
-        total = sum(int(storage.nbytes()) for storage in self._storages.values())
         self._storages.clear()
-        return total
+        return self._bytes
 
 
 class _Rehearsal:
