@@ -195,7 +195,7 @@ class Peers(TrialPeers):
         self.reasons.append(reason)
 
 
-CAPPED_SAMPLES, SMALL = 16_384, 1024
+CAPPED_SAMPLES, SMALL = 8192, 1024
 
 
 def capped(blocks: int, room_mib: int) -> dict[str, Any]:
