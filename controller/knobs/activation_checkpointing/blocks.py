@@ -19,7 +19,8 @@ refused here, the rest by `block_probe`:
 - FSDP1, whose wrapper is not understood, and models that not all ranks share, such as stages of a pipeline.
 
 DDP is no obstacle, not even with `static_graph`: without reentrant backwards each gradient is still ready once.
-Left out: Hugging Face's `gradient_checkpointing`, whose layers decide before torch calls them; they count as decided.
+Left out: scripts that call `torch.utils.checkpoint` themselves, and Hugging Face's `gradient_checkpointing`, whose
+layers decide before torch calls them.  The probe finds such blocks inside a checkpoint, and they stay as they are.
 """
 
 from __future__ import annotations
