@@ -28,6 +28,7 @@ __all__ = [
     "Proposal",
     "Record",
     "RememberedSetting",
+    "ShardedBytes",
     "TunerState",
     "absurdity",
     "bounded",
@@ -93,6 +94,19 @@ class BlockCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardedBytes:
+    """What one rank holds of each FSDP2 module when it is gathered.
+
+    `freeable_bytes` are of the modules that "fsdp_reshard" counts, in order of forward; `other_bytes` of the rest.
+    `on_host`: the model is on CPUs.
+    """
+
+    freeable_bytes: tuple[int, ...]
+    other_bytes: tuple[int, ...]
+    on_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """What does not change while the job runs.
 
@@ -100,7 +114,7 @@ class JobFacts:
     Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number of samples of one rank
     and step, None when unknown.  DDP began with buckets of `bucket_bytes`, the first of them of `first_bucket_bytes`:
     torch makes it 1 MiB if the user names no size, and like the others if they do.  `blocks` is None if activation
-    checkpointing cannot be tuned.
+    checkpointing cannot be tuned, `sharded` without FSDP2.
     """
 
     job: str
@@ -111,6 +125,7 @@ class JobFacts:
     first_bucket_bytes: int | None = None
     remembered: RememberedSetting | None = None
     blocks: BlockCosts | None = None
+    sharded: ShardedBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

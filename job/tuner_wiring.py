@@ -27,7 +27,7 @@ from pacecar.controller.knobs.activation_checkpointing.knob import (
     CheckpointedBlocksActuator,
     open_checkpointed_blocks,
 )
-from pacecar.controller.knobs.actuator import Actuator
+from pacecar.controller.knobs.actuator import Actuator, ActuatorError
 from pacecar.controller.knobs.batch.global_batch import open_global_batch
 from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
@@ -38,11 +38,11 @@ from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
-from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+from pacecar.controller.knobs.fsdp2 import ReshardActuator, fsdp_knobs
 from pacecar.controller.knobs.garbage_collection import gc_knobs
-from pacecar.controller.observation import Guard, JobFacts
+from pacecar.controller.observation import Guard, JobFacts, ShardedBytes
 from pacecar.controller.tuner import TunedJob, Tuner
-from pacecar.knobs import allows
+from pacecar.knobs import KnobName, allows
 from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
@@ -52,6 +52,9 @@ from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.records import JobHello, Knobs, StepRecord
 
 __all__ = ["HookedJob", "JobKnobs", "TunedPeers", "make_guards", "make_node"]
+
+_TAKEN_BACK: tuple[KnobName, ...] = ("work_share", "checkpointed_blocks", "fsdp_reshard")
+"""Knobs that go back where a rank objects, beside "gc_interval", whose guard does more."""
 
 DECIDE_NS = 150_000
 """What the tuner takes to receive a step and to decide, rounded up; 1 % of a step of 15 ms pays for it."""
@@ -73,6 +76,7 @@ def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
 class HookedJob(TunedJob):
     """A job as its tuner sees it: the hook measures it, DDP's reducer and the micro-batcher know its sizes.
 
+    `sharded` returns those of FSDP2's modules.
     `at_forward`: boundaries are at a forward, so the hook's own boundary is not charged with them.
     """
 
@@ -85,6 +89,7 @@ class HookedJob(TunedJob):
         hello: JobHello,
         blocks: CheckpointedBlocksActuator | None,
         *,
+        sharded: Callable[[], ShardedBytes | None],
         at_forward: bool,
     ) -> None:
         self._hook = hook
@@ -92,13 +97,14 @@ class HookedJob(TunedJob):
         self._batcher = batcher
         self._hello = hello
         self._blocks = blocks
+        self._sharded = sharded
         self._at_forward = at_forward
         self._departure = RankDeparture(model)
         self._vote_begun_ns = self._spared_ns = 0
         self.counted_ns_min = round(DECIDE_NS / hook.budget.ratio_max) if hook.budget.ratio_max > 0 else 0
 
     def facts(self) -> JobFacts:
-        """Return the sizes of gradients, buckets and batch."""
+        """Return the sizes of gradients, buckets, batch and sharded modules."""
         reducer = self._reducer
         return JobFacts(
             job=self._hello.job,
@@ -108,6 +114,7 @@ class HookedJob(TunedJob):
             bucket_bytes=None if reducer.ddp is None else reducer.plan.bucket_bytes,
             first_bucket_bytes=None if reducer.ddp is None else reducer.first_bytes,
             blocks=None if self._blocks is None else self._blocks.costs(),
+            sharded=self._sharded(),
         )
 
     def set_knobs(self, knobs: Knobs) -> None:
@@ -246,6 +253,14 @@ class JobKnobs:
         is_wanted = self._config.mode in ("lossy", "adaptive") and "compression" in self._config.knobs and is_first
         return LossMonitor(model, self.ddp.choice) if is_wanted and find_ddp(model) is not None else None
 
+    def sharded(self) -> ShardedBytes | None:
+        """Return the bytes of FSDP2's modules; None if there are none, or "fsdp_reshard" cannot be turned."""
+        found = next((engine for engine in self._engines if isinstance(engine, ReshardActuator)), None)
+        try:
+            return None if found is None or found.refusal() is not None else found.gathers()
+        except ActuatorError:
+            return None
+
     def actuators(self) -> list[Actuator]:
         """Return those that the mode and the user allow."""
         found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators]
@@ -263,12 +278,10 @@ def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
     def objections() -> Mapping[int, int]:
         return knobs.agreement.objections
 
-    if any(knob.knob == "gc_interval" for knob in knobs.actuators()):
+    present = {actuator.knob for actuator in knobs.actuators()}
+    if "gc_interval" in present:
         guards.append(CollectionCost(objections))
-    if knobs.work_share is not None:
-        guards.append(ObjectionRollback("work_share", objections))
-    if knobs.blocks is not None:
-        guards.append(ObjectionRollback("checkpointed_blocks", objections))
+    guards += [ObjectionRollback(knob, objections) for knob in _TAKEN_BACK if knob in present]
     if knobs.global_batch is not None:
         guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:

@@ -136,7 +136,14 @@ class JobRun(StepListener, DaemonInbox):
             policy, orders, self._store = make_policy_and_orders(model, hello, config)
         self.tuner = tuner = Tuner(
             HookedJob(
-                model, self.hook, knobs.ddp.reducer, trials.batcher, hello, knobs.blocks, at_forward=config.at_forward
+                model,
+                self.hook,
+                knobs.ddp.reducer,
+                trials.batcher,
+                hello,
+                knobs.blocks,
+                sharded=knobs.sharded,
+                at_forward=config.at_forward,
             ),
             config,
             reporter,

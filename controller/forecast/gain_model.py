@@ -6,6 +6,7 @@ Each kind of knob has its own arithmetic:
 - the data loader: the wait for data (`_loader_gain`);
 - the micro-batch: `micro_batch_model`;
 - activation checkpointing: the second forward of the blocks (`_expect_checkpointing`);
+- gathering by FSDP2: `gather_model`;
 - shares of work: what a sample costs each rank (`share_plan`);
 - garbage collections: what they cost per step (`guards.collection_cost`).
 
@@ -24,8 +25,18 @@ from ..knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_t
 from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
 from .forecast import Forecast
+from .gather_model import expect_prefetch, expect_reshard
 from .micro_batch_model import expect_micro_batch
-from .setting_history import PHASES_MAX, SPREAD_PRIOR, Setting, SettingHistory, SettingReading, setting_of, typical
+from .setting_history import (
+    PHASES_MAX,
+    SPREAD_PRIOR,
+    Setting,
+    SettingHistory,
+    SettingReading,
+    TypicalPace,
+    setting_of,
+    typical,
+)
 
 __all__ = ["GainModel"]
 
@@ -100,6 +111,8 @@ class GainModel:
             return self._expect_checkpointing(values[knob], to_value)
         if knob == "work_share":
             return self._expect_work_share(values[knob], to_value)
+        if knob.startswith("fsdp_"):
+            return self._expect_gathers(knob, values, to_value)
         if knob.startswith("loader_"):
             return self._expect_loader(knob, values, to_value)
         if knob == "gc_interval":
@@ -171,6 +184,19 @@ class GainModel:
         spread = self.history.spread("checkpointed_blocks", gain) if gain > 0 else SPREAD_PRIOR * -gain
         return Forecast(gain, spread, basis)
 
+    # --- FSDP2 ---
+
+    def _expect_gathers(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        readings, modules = self.history.readings(values), self._facts.sharded
+        seen = typical(readings) if readings else None
+        if seen is None or seen.wall_ns == 0:
+            return None
+        if knob == "fsdp_prefetch":
+            return self._widened(knob, expect_prefetch(values[knob], to_value, seen))
+        if modules is None:
+            return None
+        return self._widened(knob, expect_reshard(modules, self._paces_by(knob, values), values[knob], to_value, seen))
+
     # --- micro-batch ---
 
     def _expect_micro_batch(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -179,12 +205,18 @@ class GainModel:
             return None
         seen = typical(readings) if readings else None
         host_bound_ratio = None if seen is None or seen.wall_ns == 0 else seen.host_bound_ns / seen.wall_ns
-        beside = self.history.typical_paces_beside(values, frozenset({"micro_batch"}))
-        paces = {dict(setting)["micro_batch"]: pace for setting, pace in beside.items()}
+        paces = self._paces_by("micro_batch", values)
         forecast = expect_micro_batch(paces, values["micro_batch"], to_value, batch, host_bound_ratio)
-        if forecast is None:
-            return None
-        return replace(forecast, spread_ratio=forecast.spread_ratio * self.history.error_factor("micro_batch"))
+        return None if forecast is None else self._widened("micro_batch", forecast)
+
+    def _paces_by(self, knob: str, values: Mapping[str, int]) -> dict[int, TypicalPace]:
+        """Return the typical paces of settings that differ in `knob` alone, by its value."""
+        beside = self.history.typical_paces_beside(values, frozenset({knob}))
+        return {dict(setting)[knob]: pace for setting, pace in beside.items()}
+
+    def _widened(self, knob: str, forecast: Forecast) -> Forecast:
+        """Return the forecast with an error as large as earlier ones of the knob turned out to have."""
+        return replace(forecast, spread_ratio=forecast.spread_ratio * self.history.error_factor(knob))
 
 
 def _loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:

@@ -1,4 +1,4 @@
-"""Takes a knob back on all ranks where a rank objects to it, as when its memory gets short.
+"""Takes a knob back on all ranks where a rank objects to its value, as its `Objection` says.
 
 Pure but for `objections`, which must not wait.
 """
@@ -16,24 +16,22 @@ __all__ = ["ObjectionRollback"]
 
 
 class ObjectionRollback(KnobRollback):
-    """Takes `knob` back to the job's own value.
+    """Takes `knob` back to its first value; `objections` returns, for each rank that objects, the reason's number."""
 
-    `objections` returns, for each rank that objects, the number of the reason.
-    """
+    home = 0
 
     def __init__(self, knob: KnobName, objections: Callable[[], Mapping[int, int]]) -> None:
         super().__init__()
         self.knob = knob
-        self.home = 0
         self._objections = objections
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
-        """Learn whether the knob can be turned, and where it began."""
+        """Learn the first value, and whether the knob can be turned."""
         super().begin(facts, spaces, turns_knobs=turns_knobs)
         self.home = next((space.value for space in spaces if space.knob == self.knob), self.home)
 
     def judgeable(self, step: Observation) -> Observation:
-        """Note whether another value than the job's own is in force."""
+        """Note whether another value is in force."""
         self._is_in_force = step.values.get(self.knob, self.home) != self.home
         return super().judgeable(step)
 

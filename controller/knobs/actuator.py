@@ -45,6 +45,7 @@ class Objection(IntEnum):
     MEMORY = 2
     LOOP = 3
     BLOCKS = 4
+    ROOM = 5
 
     @property
     def knob(self) -> KnobName:
@@ -54,6 +55,8 @@ class Objection(IntEnum):
                 return "work_share"
             case Objection.BLOCKS:
                 return "checkpointed_blocks"
+            case Objection.ROOM:
+                return "fsdp_reshard"
             case _:
                 return "gc_interval"
 
@@ -69,6 +72,8 @@ class Objection(IntEnum):
                 return "the loop or its sampler no longer does what shares of work need"
             case Objection.BLOCKS:
                 return "memory gets short, and blocks keep their activations"
+            case Objection.ROOM:
+                return "memory became short while blocks keep their parameters"
 
 
 class Actuator(ABC):
@@ -113,7 +118,7 @@ class Actuator(ABC):
         return 0
 
     def objection(self) -> Objection | None:
-        """Return why this rank needs the first value back; None while it does not."""
+        """Return why this rank needs the first value back; None while it does not, or has it.  Asked at every vote."""
         return None
 
     def work(self) -> RankWork | None:

@@ -22,7 +22,8 @@ same on all (layout).  Blocks are assumed to run in the order in which they are 
 otherwise prefetching fetches the wrong ones, which is slower and still correct.
 
 What is kept must fit into memory on every rank: when the knob is offered, and again at each vote to keep more, in
-which a rank without room votes no (`is_barred`).
+which a rank without room votes no (`is_barred`).  If memory becomes short later (longer sequences, another process),
+the rank objects, and all ranks go back.
 
 Refused: FSDP1, which fixes both when it is made, and resharding to a smaller mesh (`reshard_after_forward` a number).
 Mixed precision and offload change the numbers or need a restart.  `set_unshard_in_backward(False)` is left alone:
@@ -48,8 +49,9 @@ from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
-from .actuator import Actuator, ActuatorError, quarters
-from .memory_limit import beyond_memory
+from ..observation import ShardedBytes
+from .actuator import Actuator, ActuatorError, Objection, quarters
+from .memory_limit import beyond_memory, is_short
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
@@ -124,6 +126,11 @@ class _Shards:
         text = repr([(self._names[id(m)], sum(p.numel() for p in m.parameters())) for m in self.modules])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def device(self) -> torch.device | None:
+        """Return where the parameters are; None without any."""
+        parameter = next(self.modules[0].parameters(), None)
+        return None if parameter is None else parameter.device
+
     def gathered_bytes(self, module: Any) -> int:  # noqa: ANN401  an FSDPModule
         """Return the bytes of what one rank holds when `module` is gathered, without inner FSDP2 modules.
 
@@ -136,9 +143,7 @@ class _Shards:
 
     def beyond_memory(self, extra_bytes: int) -> str | None:
         """Return why that many more bytes on each rank do not fit on this device or host, or None; None if unknown."""
-        parameter = next(self.modules[0].parameters(), None)
-        device = None if parameter is None else parameter.device
-        return beyond_memory(device, extra_bytes, "the gathered parameters")
+        return beyond_memory(self.device(), extra_bytes, "the gathered parameters")
 
 
 def _units(whole: nn.Module) -> list[list[Any]]:
@@ -225,10 +230,10 @@ class ReshardActuator(Actuator):
 
     def __init__(self, shards: _Shards) -> None:
         self._shards = shards
-        self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
+        self._home: Sequence[bool] | None = None  # by module; as of the first switch: FSDP2 has found its root by then
         self._value: int | None = None
         self._stale_guards: list[AnyStepHandle | CallObserver] = []
-        self._was_short = False
+        self._was_short = self._objects = False
 
     def value(self) -> int:
         """Return the number in force.
@@ -236,9 +241,7 @@ class ReshardActuator(Actuator):
         Raises:
             ActuatorError: it cannot be read.
         """
-        if self._value is None:
-            self._value = sum(self._read())
-        return self._value
+        return sum(self._read()) if self._value is None else self._value
 
     def domain(self) -> tuple[int, ...]:
         """Return the numbers in quarters of all, as far as memory allows it, and the present one."""
@@ -267,11 +270,33 @@ class ReshardActuator(Actuator):
 
     def is_barred(self, value: int) -> bool:
         """Return whether this rank lacks the memory for `value` now: it votes no, and all ranks stay as they are."""
-        reason = self._beyond(value)
+        reason = "memory became short before" if self._objects and value < self.value() else self._beyond(value)
         if reason is not None and not self._was_short:
             logger.warning("pacecar: fsdp_reshard stays at %d: at %d %s", self.value(), value, reason)
         self._was_short = reason is not None
         return reason is not None
+
+    def objection(self) -> Objection | None:
+        """Return that memory is short while blocks keep what the script frees, or None."""
+        if self._value is None or self._value >= sum(self._read()):
+            return None
+        device = self._shards.device()
+        if not self._objects and device is not None and is_short(device):
+            self._objects = True
+            logger.warning("pacecar: fsdp_reshard goes back: %s", Objection.ROOM.words)
+        return Objection.ROOM if self._objects else None
+
+    def gathers(self) -> ShardedBytes:
+        """Return the bytes of all modules when gathered.
+
+        Raises:
+            ActuatorError: FSDP2's state cannot be read.
+        """
+        freeable = self._freeable()
+        others = [module for module in self._shards.modules if module not in freeable]
+        size, device = self._shards.gathered_bytes, self._shards.device()
+        on_host = device is not None and device.type == "cpu"
+        return ShardedBytes(tuple(map(size, freeable)), tuple(map(size, others)), on_host=on_host)
 
     def apply(self, value: int) -> None:
         """Keep or free parameters after forward, from the next one on.
@@ -296,6 +321,7 @@ class ReshardActuator(Actuator):
         return [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
 
     def _set(self, value: int) -> None:
+        self._home = self._read()
         freeable = self._freeable()
         freeing = {id(module) for module in freeable[:value]}
         for module in self._shards.modules:
@@ -319,14 +345,12 @@ class ReshardActuator(Actuator):
 
     def _read(self) -> Sequence[bool]:
         """Return for each module whether the script has it reshard after forward."""
-        if self._home is None:
-            try:
-                self._home = [
-                    any(group._reshard_after_forward for group in fsdp_groups(m)) for m in self._shards.modules
-                ]
-            except AttributeError as error:
-                raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
-        return self._home
+        if self._home is not None:
+            return self._home
+        try:
+            return [any(group._reshard_after_forward for group in fsdp_groups(m)) for m in self._shards.modules]
+        except AttributeError as error:
+            raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
 
     def _beyond(self, value: int) -> str | None:
         """Return why memory does not allow keeping what `value` keeps beyond what is kept now, or None."""

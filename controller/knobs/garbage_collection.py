@@ -203,8 +203,8 @@ class GcIntervalActuator(Actuator):
         return self._now_ns() - begun_ns
 
     def objection(self) -> Objection | None:
-        """Return why automatic collections must come back on all ranks, or None."""
-        return self._objection
+        """Return why automatic collections must come back on all ranks; None if they need not, or are back."""
+        return None if self._value == AUTOMATIC else self._objection
 
     def close(self) -> None:
         """Put the thresholds back on this rank: no boundary comes any more."""

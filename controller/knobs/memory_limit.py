@@ -34,23 +34,20 @@ def beyond_memory(device: torch.device | None, extra_bytes: int, what: str) -> s
 
 def is_short(device: torch.device) -> bool:
     """Return whether almost nothing is left, by what all processes hold; False if unknown."""
-    if device.type == "cpu":
-        ratio = _host_ratio(0)
-    elif device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        unused = max(0, torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device))
-        ratio = 1 - (free + unused) / total
-    else:
-        ratio = None
+    ratio = _host_ratio(0) if device.type == "cpu" else peak_ratio(device, 0)
     return ratio is not None and ratio > SHORT_RATIO
 
 
 def peak_ratio(device: torch.device | None, extra_bytes: int) -> float | None:
-    """Return the share of `device`'s memory that its peak would take with `extra_bytes` more; None unless CUDA."""
+    """Return the share of `device`'s memory in use at this process's peak if that were `extra_bytes` higher.
+
+    What other processes and the driver hold now counts too.  None unless CUDA.
+    """
     if device is None or device.type != "cuda":
         return None
-    peak_bytes = torch.cuda.max_memory_allocated(device) + extra_bytes
-    return peak_bytes / int(torch.cuda.get_device_properties(device).total_memory)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    others_bytes = max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(device))
+    return (torch.cuda.max_memory_allocated(device) + extra_bytes + others_bytes) / total_bytes
 
 
 def _host_ratio(extra_bytes: int) -> float | None:

@@ -306,7 +306,7 @@ def octaves(value: int, other: int) -> float:
     return abs(math.log2(max(value, ZERO) / max(other, ZERO)))
 
 
-OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
+OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression", "fsdp_prefetch", "fsdp_reshard"})
 """Knobs that can save at most the exposed communication."""
 
 OF_MEMORY = frozenset({"micro_batch", "micro_tokens"})

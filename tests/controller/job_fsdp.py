@@ -6,7 +6,10 @@ Run by test_fsdp.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +19,12 @@ from torch.distributed.fsdp import fully_shard
 
 import pacecar
 from pacecar.config import TuneConfig
+from pacecar.controller.knobs import fsdp2
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
-from tests.kit.rank_jobs import RANK, WORLD, run_jobs
+from pacecar.controller.policy.hand_orders import Order
+from pacecar.kernel_files.reader import KernelFiles
+from pacecar.records import Verdict
+from tests.kit.rank_jobs import RANK, WORLD, records_of, run_jobs
 
 TRIED_STEPS = 8
 """How long something else is in force before a tuned job ends."""
@@ -84,6 +91,48 @@ def attached(steps_max: int) -> dict[str, Any]:
     return {"is_equal": seen == expected, "values": values, "refused": refused}
 
 
+def shrinks(steps_max: int) -> dict[str, Any]:
+    """Keep the parameters of all blocks; then memory becomes short on the last rank, for a while."""
+    net, optimizer = make({})
+    seen: list[str] = []
+    values: list[int | None] = []
+    said: list[str] = []
+    log = logging.Handler()
+    log.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pacecar").addHandler(log)
+    os.environ["PACECAR_TUNE_KNOBS"] = "fsdp_reshard"
+    tuning = {"remember": False, "crew": False, "windows": False, "warmup_steps": 1000}
+    with pacecar.attach(net, optimizer, tune="exact", **tuning) as pacer:
+        records = records_of(pacer)
+
+        def train_until(value: int, more: int = 0) -> None:
+            ends = steps_max
+            while len(seen) < min(ends, steps_max):
+                seen.append(train(net, optimizer, len(seen), 1))
+                values.append(pacer.knobs.values.get("fsdp_reshard"))
+                if values[-1] == value and ends == steps_max:
+                    ends = len(seen) + more
+
+        train_until(5, 12)
+        if RANK == 0:
+            pacer._tuner._orders.accept(Order("set", {"fsdp_reshard": 0}, "by hand", lambda *_: None))
+        train_until(0, 8)
+        if RANK == WORLD - 1:
+            proc = Path(tempfile.mkdtemp())
+            (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 30 kB\n")
+            fsdp2.KernelFiles = lambda: KernelFiles(proc=proc)  # type: ignore[misc, assignment]
+        train_until(5, 20)
+    fsdp2.KernelFiles = KernelFiles  # type: ignore[misc]
+    net, optimizer = make({})
+    expected = [train(net, optimizer, step, 1) for step in range(len(seen))]
+    return {
+        "is_equal": seen == expected,
+        "values": values,
+        "said": [line for line in said if "goes back" in line],
+        "verdicts": [record.reason for record in records if isinstance(record, Verdict)],
+    }
+
+
 def held_after_forward(net: nn.Module, reshard: Any) -> dict[int, int]:
     """Return for each value of the knob the bytes of whole parameters held between forward and backward."""
     held = {}
@@ -107,6 +156,8 @@ def held_after_forward(net: nn.Module, reshard: Any) -> dict[int, int]:
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
+    if options.get("shrinks"):
+        return shrinks(options["shrinks"])
     if options.get("tuned"):
         return attached(options["tuned"])
     amid, swaps = bool(options.get("amid")), bool(options.get("swaps"))

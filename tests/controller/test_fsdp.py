@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import nn
 
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs import fsdp2, memory_limit
-from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.actuator import ActuatorError, Objection
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+from pacecar.controller.observation import ShardedBytes
 from pacecar.kernel_files.reader import KernelFiles
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -49,6 +52,40 @@ def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_
     assert all(rank["is_equal"] for rank in tuned)
     assert tuned[0]["values"] == tuned[1]["values"]
     assert len({str(values) for values in tuned[0]["values"] if values}) > 1, "the tuner has tried one"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_all_ranks_go_back_where_one_runs_short_of_memory(run_ranks: Any) -> None:
+    (ranks,) = run_ranks("job_fsdp.py", 2, [{"shrinks": 300}])
+    assert [rank["is_equal"] for rank in ranks] == [True, True]
+    assert ranks[0]["values"] == ranks[1]["values"], "all switch at the same steps"
+    turned = [at for at, _ in itertools.groupby(ranks[0]["values"])]
+    assert turned[-3:] == [5, 0, 5], "back, for good; FSDP2's root is not counted"
+    reason = "taken back: on rank 1 memory became short while blocks keep their parameters"
+    assert [rank["verdicts"] for rank in ranks] == [[reason], []]
+    assert ranks[1]["said"] == [
+        "pacecar: fsdp_reshard goes back: memory became short while blocks keep their parameters"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.alone
+def test_blocks_that_keep_their_parameters_save_a_gather_each_for_the_memory_that_was_estimated(run_ranks: Any) -> None:
+    kept, tuned = run_ranks("job_fsdp_gain.py", 2, [{"pairs": 4, "block_steps": 15}, {"steps": 150}])
+    for rank in kept:
+        assert (rank["refused"], rank["is_equal"], rank["beside_estimate"]) == (None, True, [0])
+        assert rank["estimate"] == 8 * (1024 + 1) * 1024 * 4
+        without, with_it = rank["seconds"]["A"], rank["seconds"]["B"]
+        print([1 - b / a for a, b in zip(without, with_it, strict=True)])  # noqa: T201  the figure, with pytest -s
+        assert fmean(with_it) < 0.95 * fmean(without)
+    assert [rank["is_equal"] for rank in tuned] == [True, True]
+    assert tuned[0]["values"] == tuned[1]["values"]
+    (first, *_) = tuned[0]["decisions"]
+    assert first[:2] == [8, 0], "the best forecast is tried first"
+    assert 0.05 < first[2] < 0.5
+    assert "8 gathers fewer in each backward" in first[4]
 
 
 class FSDPModule:
@@ -150,8 +187,10 @@ def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: py
 def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
     device = SimpleNamespace(type="cuda", index=0)
+    free = 1000
     monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 800)
-    monkeypatch.setattr(fsdp2.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(fsdp2.torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(fsdp2.torch.cuda, "mem_get_info", lambda device: (free, 1000))
     prefetch, reshard = knobs_of(net, TuneConfig())
     # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
     monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))
@@ -159,6 +198,19 @@ def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.Monk
     assert reshard.domain() == (2, 3)  # in each quarter's place the nearest number of three blocks
     assert reshard.refusal() is None
     assert [reshard.is_barred(value) for value in (3, 2, 1, 0)] == [False, False, True, True]
+    free = 850  # another process takes some, and half of it again
+    assert reshard.objection() is None
+    reshard.apply(2)
+    assert reshard.objection() is None
+    free = 840
+    assert reshard.objection() is Objection.ROOM
+    free = 1000
+    assert reshard.objection() is Objection.ROOM, "until it is back"
+    assert reshard.is_barred(1)
+    reshard.apply(3)
+    assert reshard.objection() is None
+    assert reshard.is_barred(2), "for good"
+    reshard = knobs_of(net, TuneConfig())[1]
     reshard.apply(2)
     monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 880)
     assert [reshard.is_barred(value) for value in (3, 2, 1, 0)] == [False, False, True, True]
@@ -187,7 +239,7 @@ def test_modules_that_are_gathered_as_one_count_once_and_inner_ones_on_their_own
     net[1]._get_fsdp_state = net[2]._get_fsdp_state = lambda: state
     reshard = knobs_of(net, TuneConfig())[1]
     assert reshard._shards.modules == [net, net[0], net[0].inner, net[1]]
-    assert [reshard._shards.gathered_bytes(module) for module in reshard._shards.modules] == [0, 80, 24, 160]
+    assert reshard.gathers() == ShardedBytes(freeable_bytes=(80, 24, 160), other_bytes=(0,), on_host=True)
     assert reshard.value() == 3
 
 

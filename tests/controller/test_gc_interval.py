@@ -420,6 +420,18 @@ def test_an_objection_of_any_rank_takes_it_back_for_good() -> None:
     assert cost.take_back(None, []) == (None, [])
 
 
+@pytest.mark.usefixtures("collector")
+def test_a_knob_that_is_back_objects_no_more_so_that_others_are_heard() -> None:
+    knob = GcIntervalActuator(Memory())
+    knob.apply(16)
+    gc.set_threshold(1)
+    knob.on_boundary()
+    assert knob.objection() is Objection.SCRIPT
+    knob.apply(0)
+    assert knob.objection() is None
+    assert knob.is_barred(16)
+
+
 def test_collections_and_objections_travel_with_the_paces() -> None:
     members = [ProtocolMember(rank, 2) for rank in range(2)]
     members[0].close_range(5, [10, 20], [False, False], [1, 2])
