@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["JoinError", "first_line", "join_ranks", "require_rank_variables"]
+__all__ = ["JoinError", "choose_backend", "first_line", "join_ranks", "require_rank_variables"]
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set by torchrun, read by torch.distributed's env://."""
@@ -39,10 +39,20 @@ def require_rank_variables(how: str, environ: Mapping[str, str] = os.environ) ->
         fail(how, code=2)
 
 
+def choose_backend(chosen: str | None) -> str:
+    """Return the backend: `chosen`, else NCCL where there are GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    return chosen or ("nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+
+
 def join_ranks(
-    chosen: str | None, timeout_seconds: float, environ: Mapping[str, str]
+    chosen: str | None, timeout_seconds: float, environ: Mapping[str, str], *, prefix: str = ""
 ) -> tuple[Store, torch.device, str]:
-    """Join the group; return its store, this rank's device and the backend: `chosen`, else NCCL where there are GPUs.
+    """Join the group; return its store, this rank's device and the backend.
+
+    `prefix` sets its keys apart if other processes of the same ranks use the store too.
 
     Raises:
         JoinError: there is no such device, or not all ranks came within `timeout_seconds`, which is also the limit of
@@ -50,13 +60,13 @@ def join_ranks(
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-    backend = chosen or ("nccl" if has_nccl else "gloo")
+    backend = choose_backend(chosen)
     device = torch.device("cpu")
     if backend == "nccl":
-        if not has_nccl:
+        if not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise JoinError("backend nccl needs NVIDIA GPUs and a torch built with it; otherwise use --backend gloo")
         local = int(environ.get("LOCAL_RANK", "0"))
         if local >= torch.cuda.device_count():
@@ -68,6 +78,7 @@ def join_ranks(
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store, rank, ranks = next(iter(rendezvous("env://", timeout=timeout)))
+        store = PrefixStore(prefix, store) if prefix else store
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise JoinError(

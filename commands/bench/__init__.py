@@ -9,6 +9,8 @@
     document         the result, for programs
     text             the result in the layout of nccl-tests                pure
     net              one run, from the process group to the exit code
+    algorithms       a run under each of several settings of NCCL, in processes of their own
+    tuner_csv        which of them won, for NCCL's example tuner plugin    pure
 
 iperf and vendors' tests measure the wire; a job gets what its backend makes of it.  Left out, as weighed in
 docs/decisions (bench net): overlapping collectives, and operations that no data-parallel job waits for (all-to-all,

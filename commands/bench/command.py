@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -77,6 +78,18 @@ def bench() -> None:
     type=click.FloatRange(0.001, 1e6),
     help="Rated speed of the link in Gbit/s, if the link does not report it.",
 )
+@click.option(
+    "--algorithms",
+    metavar="SETTINGS",
+    help="Compare these with NCCL's own choice, such as ring/simple,tree/ll128,nvls/simple/16:"
+    " algorithm/protocol[/CTAs], each measured by new processes.",
+)
+@click.option(
+    "--tuner-csv",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what won into this file, for NCCL's example tuner plugin; with --algorithms.",
+)
+@click.option("--store-prefix", default="", hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def net(**options: Any) -> None:  # noqa: ANN401  click's values
     """Time collectives between the ranks of a job, through its own backend.
@@ -102,7 +115,40 @@ def net(**options: Any) -> None:  # noqa: ANN401  click's values
         if options[name] is not None and math.isnan(options[name]):  # click's ranges accept it
             _fail(f"--{name.replace('_', '-')} nan: give a number")
     require_rank_variables(HOW)
-    _run(sizes, options)
+    if options["algorithms"] is None:
+        if options["tuner_csv"] is not None:
+            _fail("--tuner-csv needs --algorithms: without several settings there is nothing to choose from")
+        _run(sizes, options)
+    else:
+        _compare(options)
+
+
+def _compare(options: dict[str, Any]) -> NoReturn:
+    from .algorithms import run_algorithms
+    from .document import OPERATIONS
+    from .tuner_csv import SettingError, parse_setting
+
+    try:
+        settings = list(dict.fromkeys(parse_setting(text) for text in options["algorithms"].split(",")))
+    except SettingError as error:
+        _fail(f"--algorithms: {error}")
+    passed_on = ("min_bytes", "max_bytes", "factor", "iterations", "warmup", "seconds_per_size", "timeout_seconds")
+    arguments = [word for name in passed_on for word in (f"--{name.replace('_', '-')}", str(options[name]))]
+    try:
+        code = run_algorithms(
+            settings,
+            tuple(dict.fromkeys(options["operations"])) or OPERATIONS,
+            arguments,
+            backend=options["backend"],
+            timeout_seconds=options["timeout_seconds"],
+            csv=options["tuner_csv"],
+            as_json=options["as_json"],
+        )
+    except JoinError as error:
+        _fail(f"bench net: {error}")
+    except OSError as error:
+        _fail(f"--tuner-csv: {error}", code=1)
+    sys.exit(code)
 
 
 def _run(sizes: list[int], options: dict[str, Any]) -> None:
@@ -121,6 +167,7 @@ def _run(sizes: list[int], options: dict[str, Any]) -> None:
                 timeout_seconds=options["timeout_seconds"],
                 rated_bytes_per_second=None if gigabits is None else round(gigabits * 1e9 / 8),
                 as_json=options["as_json"],
+                store_prefix=options["store_prefix"],
             )
         )
     except JoinError as error:

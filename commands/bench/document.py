@@ -1,12 +1,24 @@
-"""Defines the JSON result of `pacecar bench net`, in nanoseconds and bytes; None is unknown."""
+"""Defines the JSON results of `pacecar bench net`, in nanoseconds and bytes; None is unknown."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["OPERATIONS", "BenchPlace", "LineFit", "MeasuredOperation", "NetBench", "Rated", "Row"]
+__all__ = [
+    "OPERATIONS",
+    "AlgorithmsBench",
+    "BenchPlace",
+    "LineFit",
+    "MeasuredOperation",
+    "NetBench",
+    "Rated",
+    "Row",
+    "SettingBench",
+    "Winner",
+]
 
 FORMAT = "pacecar-bench-net-1"
+ALGORITHMS_FORMAT = "pacecar-bench-net-algorithms-1"
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 """The operations that data-parallel jobs wait for."""
@@ -85,3 +97,33 @@ class NetBench(msgspec.Struct, frozen=True, kw_only=True):
     element_type: str = "float32"
     failure: str | None = None
     format: str = FORMAT
+
+
+class SettingBench(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting of NCCL, with the environment that makes it; `failure` is the reason if nothing was measured."""
+
+    setting: str
+    environment: dict[str, str]
+    bench: NetBench | None
+    failure: str | None = None
+
+
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
+    """The setting that beats NCCL's own choice at one size; the gains are shares of the time, from the quartiles."""
+
+    operation: str
+    bytes: int
+    setting: str
+    time_ns: int
+    default_ns: int
+    gain_ratio: float
+    gain_low: float
+    gain_high: float
+
+
+class AlgorithmsBench(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `pacecar bench net --algorithms`: NCCL's own choice first and last, each setting in between."""
+
+    settings: tuple[SettingBench, ...]
+    winners: tuple[Winner, ...]
+    format: str = ALGORITHMS_FORMAT

@@ -61,6 +61,8 @@ class NetOptions:
     timeout_seconds: float
     rated_bytes_per_second: int | None
     as_json: bool
+    store_prefix: str = ""
+    """Where these ranks meet, if other processes of the same ranks use the store too."""
 
 
 def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> int:
@@ -68,7 +70,7 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
 
     0: everything was measured and correct.  1: a result was wrong, or a rank was lost.
     """
-    store, device, backend = join_ranks(options.backend, options.timeout_seconds, environ)
+    store, device, backend = join_ranks(options.backend, options.timeout_seconds, environ, prefix=options.store_prefix)
     run = _Run(store, options)
     _end_at_sigterm(run)
     try:

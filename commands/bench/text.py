@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.quantities import percent, size_text
 
-from .document import BenchPlace, LineFit, MeasuredOperation, NetBench, Rated, Row
+from .document import AlgorithmsBench, BenchPlace, LineFit, MeasuredOperation, NetBench, Rated, Row
 
-__all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines"]
+__all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines", "winner_lines"]
 
 HEAD = (
     "#       size         count      type   redop    root       time     algbw     busbw  #wrong       25%       75%",
@@ -80,6 +80,20 @@ def closing_lines(result: NetBench) -> Iterator[str]:
     """Yield the reason if the run ended early."""
     if result.failure is not None:
         yield f"# Ended early: {result.failure}"
+
+
+def winner_lines(result: AlgorithmsBench) -> Iterator[str]:
+    """Yield where a setting beats NCCL's own choice, and which settings were not measured."""
+    for one in result.settings:
+        if one.failure is not None:
+            yield f"# {one.setting} not measured: {one.failure}"
+    yield "# operation           bytes  setting                    us   NCCL's us   less time (quartiles)"
+    for winner in result.winners:
+        less, least, most = map(percent, (winner.gain_ratio, winner.gain_low, winner.gain_high))
+        times = "".join(f"{_figure(ns / 1e3):>12}" for ns in (winner.time_ns, winner.default_ns))
+        yield f"  {winner.operation:<14}{winner.bytes:>10}  {winner.setting:<18}{times}   {less} ({least} .. {most})"
+    if not result.winners:
+        yield "# nothing measured beats NCCL's own choice for certain"
 
 
 def _fit_lines(fit: LineFit) -> Iterator[str]:
