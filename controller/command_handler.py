@@ -33,6 +33,7 @@ from pacecar.records.commands import ORDERS
 from .guards.node_monitor import NodeMonitor
 from .memory.job_fingerprint import fingerprint
 from .memory.store_thread import JobMemory, StoreThread, store_thread_for
+from .memory_advice import TrainingMemory
 from .observation import Policy
 from .policy.hand_orders import Action, HandOrders, Order, OrderError
 from .policy.registry import make_policy
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 class CommandHandler:
     """Executes the commands called "tune" of one job, on its rank 0; `reply` sends an answer without waiting.
 
-    `node` describes this rank's node in reports; None if it is not monitored.
+    `node` describes this rank's node in reports; None if it is not monitored.  `memory` reads what this rank holds.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class CommandHandler:
         *,
         reply: Callable[[Answer], None],
         node: NodeMonitor | None = None,
+        memory: Callable[[], TrainingMemory] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._orders = orders
@@ -70,6 +72,7 @@ class CommandHandler:
         self._config = config
         self._reply = reply
         self._node = node
+        self._memory = memory
         self._clock = clock or SystemClock()
 
     def act(self, command: Command, reply: Reply) -> None:
@@ -129,7 +132,15 @@ class CommandHandler:
             backend=self._hello.backend,
             device=self._hello.device,
             is_crowded=self._node is not None and self._node.is_crowded(),
+            memory=self._held(),
         )
+
+    def _held(self) -> TrainingMemory | None:
+        try:
+            return None if self._memory is None else self._memory()
+        except Exception:  # noqa: BLE001  a model's own tensors or optimizer may raise; the other advice stands
+            _log.debug("pacecar: what this rank holds cannot be read", exc_info=True)
+            return None
 
     def close(self) -> None:
         """Report the advice of mode advise.  Harmless when repeated."""

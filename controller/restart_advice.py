@@ -2,7 +2,7 @@
 
 Larger gains often lie outside what the tuner may turn: half of a step may go to launching kernels, and no bucket size
 changes that.  So each heading of the last exact ledger that is over its threshold gets one sentence, with its figure
-and what usually helps.  A gain is named only if the policy's model gave one.
+and what usually helps, and so does memory (`memory_advice`).  A gain is named only if the policy's model gave one.
 
 On a machine where tasks wait for processors, the host is slow whatever the script does, and compiled code waits too.
 There the advice is to make room, as the doctor's is.
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 
 from pacecar.knobs import KNOBS, allows
 from pacecar.records import Decision, Ledger
+
+from .memory_advice import TrainingMemory, memory_advice
 
 __all__ = ["advise", "engine_advice"]
 
@@ -98,18 +100,22 @@ def advise(
     backend: str | None,
     device: str,
     is_crowded: bool,
+    memory: TrainingMemory | None = None,
 ) -> tuple[str, ...]:
     """Return what would help, most certain first.
 
     `decisions` of kind "advise" count, the last one of each knob.  `refused` is knob -> why it is not tuned.  `ledger`
     comes from the last exact window, None before the first.  `is_crowded`: more wants to run on this machine than it
-    has processors (`pacecar.kernel_files.processors`).
+    has processors (`pacecar.kernel_files.processors`).  `memory` is what this rank holds, None if unknown.
     """
     sentences = [
         f"would turn {decision.reason}" for decision in {d.knob: d for d in decisions if d.kind == "advise"}.values()
     ]
     if ledger is not None and ledger.wall_ns > 0:
         sentences += _ledger_advice(ledger, mode, backend, device, is_crowded=is_crowded)
+    if memory is not None:
+        exposed = None if ledger is None or not ledger.wall_ns else ledger.exposed_communication_ns / ledger.wall_ns
+        sentences += memory_advice(memory, exposed if exposed and exposed >= EXPOSED_RATIO_MIN else None)
     sentences += [f"{knob} is not tuned: {reason}" for knob, reason in sorted(refused.items())]
     return tuple(sentences[:ADVICE_MAX])
 

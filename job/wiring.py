@@ -31,6 +31,7 @@ from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.training_memory import read_training_memory
 from pacecar.controller.tuner import Tuner, choose_agreement
 from pacecar.profiler.hook.commands.daemon_messages import DaemonMessages, Reply, ThrottleNews
 from pacecar.profiler.hook.commands.trace_request import TraceRequests
@@ -158,7 +159,14 @@ class JobRun(StepListener, DaemonInbox):
         trials.join(TunedPeers(agreement, tuner, self._node))
         if orders is not None:
             self.commands = CommandHandler(
-                hello, config, orders, tuner, reporter, reply=self._outbox.put, node=self._node
+                hello,
+                config,
+                orders,
+                tuner,
+                reporter,
+                reply=self._outbox.put,
+                node=self._node,
+                memory=partial(read_training_memory, model, optimizer, model_device(model)),
             )
         tuner.start()
         if config.at_forward and (find_ddp(model) or find_fsdp(uncompiled(model))) is not None:

@@ -223,6 +223,17 @@ def test_a_job_on_a_crowded_machine_is_told_to_make_room_and_not_to_compile() ->
     assert advice("exact", compute=70, data_wait=30, is_crowded=True) == advice("exact", compute=70, data_wait=30)
 
 
+def test_memory_that_cannot_be_read_costs_no_other_advice() -> None:
+    office = Office().begin()
+    before = office.desk.advice()
+
+    def breaks() -> Any:
+        raise NotImplementedError("a tensor of another kind")
+
+    office.desk._memory = breaks
+    assert office.desk.advice() == before == ("micro_batch is not tuned: the batch size is not known",)
+
+
 def test_an_engine_that_owns_its_buckets_is_named_with_what_its_configuration_can_change() -> None:
     engine = type("DeepSpeedEngine", (torch.nn.Module,), {})
     for actuator in DdpKnobs(engine(), TuneConfig(), has_scaler=False).actuators:

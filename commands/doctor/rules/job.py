@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from pacecar.controller.memory_advice import SPLIT_RATIO_MIN, allocator_remedy
 from pacecar.controller.restart_advice import (
     CHECKPOINT_RATIO_MIN,
     COPY_RATIO_MIN,
@@ -34,9 +35,6 @@ AMPERE = (8, 0)
 CHECKPOINT_COSTLY_RATIO_MIN = 0.05
 """From this share of the time on, checkpoints are a substantial loss.  Background checkpoints cost one or two percent,
 which is CHECKPOINT_RATIO_MIN."""
-
-SPLIT_RATIO_MIN = 0.25
-"""Share of reserved memory in unused pieces of split blocks, too small for a large tensor."""
 
 
 def _knob(facts: NodeFacts, name: str) -> list[FindingEvidence]:
@@ -182,9 +180,12 @@ def _fragmentation(facts: NodeFacts) -> Hit | None:
                 )
             )
     set_already = facts.settings.get("PYTORCH_CUDA_ALLOC_CONF") or facts.settings.get("PYTORCH_ALLOC_CONF")
-    if set_already is not None:
-        evidence = [*evidence, set_already.as_evidence("allocator's setting")] if evidence else []
-    return hit(evidence, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    remedy = allocator_remedy("" if set_already is None else set_already.value)
+    if set_already is not None and evidence:
+        evidence.append(set_already.as_evidence("allocator's setting"))
+    return hit(
+        evidence, remedy or "smaller batches, checkpointed activations or more sharding    # pieces can grow already"
+    )
 
 
 def _straggler(facts: NodeFacts) -> Hit | None:
