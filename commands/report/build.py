@@ -257,7 +257,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: Step
     stretches = _stretches(sums, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
     before, after = sides.get("before"), sides.get("after")
-    hosts, utilization = utilization_of(inputs, index, sums, stretches.parts, sides)
+    hosts, power, utilization = utilization_of(inputs, index, sums, stretches.parts, sides)
     launches = frozenset({hello.launch for hello in index.hellos.values()} | {""})  # older hooks have none
     energy_before, energy_after = energies_of(inputs, index.job, launches, hosts, before, after)
     if before is None and sums.ranks:
@@ -322,6 +322,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: Step
         overhead=overhead_of(index, sums, changes, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
+        power=power,
         cost=cost_of(options.prices, index.world_size or len(ranks), len(ranks), sides, sums.run_ns),
         losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
         line_start_wall_ns=began,

@@ -228,6 +228,23 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
     covered_ns: int | None = None
 
 
+class PowerPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps under one power limit of the job's GPUs, each with its board's `limit_watts`.
+
+    `capped_ratio` is the share of time in which the limit held the clocks down.  The changes are against the highest
+    limit in force; None for that one.
+    """
+
+    limit_watts: float
+    gpus: tuple[str, ...]
+    steps: int
+    step_ns: float
+    joules_per_step: float
+    capped_ratio: float | None
+    step_change: Interval | None
+    energy_change: Interval | None
+
+
 class CostSide(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of training at the pace of one stretch."""
 
@@ -333,6 +350,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     overhead: ReportOverhead
     energy_before: Energy | None
     energy_after: Energy | None
+    power: tuple[PowerPoint, ...]
     cost: Cost | None
     losses: ReportLosses | None
     line_start_wall_ns: int | None

@@ -121,7 +121,14 @@ def _sections(report: Report) -> Iterator[Section]:
     drawn = figure("How long a step would be at least", bars)
     yield "ladder", "What would help most", [drawn, table_html(tables.ladder_table(report))]
     yield "usage", "Utilization", [table_html(utilization_tables.usage_table(report))]
-    yield "energy", "Energy", [table_html(utilization_tables.energy_table(report))]
+    yield (
+        "energy",
+        "Energy",
+        [
+            table_html(utilization_tables.energy_table(report)),
+            table_html(utilization_tables.power_table(report)),
+        ],
+    )
     yield "cost", "Cost", [table_html(utilization_tables.cost_table(report))]
     yield (
         "incidents",

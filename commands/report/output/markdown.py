@@ -32,8 +32,8 @@ def report_markdown(report: Report) -> str:
         tables.stability_table(report), tables.ledger_table(report),
         communicators_table(report.communicators, tables.ROWS_MAX), changes,
         tables.ladder_table(report), utilization_tables.usage_table(report), utilization_tables.energy_table(report),
-        utilization_tables.cost_table(report), utilization_tables.incidents(report),
-        utilization_tables.ranks_table(report),
+        utilization_tables.power_table(report), utilization_tables.cost_table(report),
+        utilization_tables.incidents(report), utilization_tables.ranks_table(report),
         utilization_tables.trust_table(report),
     ):  # fmt: skip
         lines += _table(table)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pacecar.formatting.ledger_headings import CAUSE_WORDS, UNCALIBRATED_WORDS
-from pacecar.formatting.quantities import percent, plural
+from pacecar.formatting.quantities import DASH, percent, plural
 from pacecar.formatting.tables import Table, table_of_rows
 
-from ..document import Cost, CostSide, Energy, Report
+from ..document import Cost, CostSide, Energy, PowerPoint, Report
+from ..figures import Interval
 from ..formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
 from ..sections.hangs import STOP_WORDS, phase_words, ranks_word
 from .tables import ROWS_MAX
 
-__all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
+__all__ = ["cost_table", "energy_table", "incidents", "power_table", "ranks_table", "trust_table", "usage_table"]
 
 RANK_HEADINGS = {
     "compute": "compute", "exposed_communication": "exposed comm.", "data_wait": "data wait",
@@ -71,6 +72,53 @@ def energy_table(report: Report) -> Table | None:
     return table_of_rows(
         "Energy", head, rows, note="From the energy counters of the GPUs, without processors and memory."
     )
+
+
+def power_table(report: Report) -> Table | None:
+    """Return time and energy of a step by the GPUs' power limit, and what a lower one is worth."""
+    points = report.power
+    if not points:
+        return None
+    rows = [
+        (
+            amount(one.limit_watts, "watts"),
+            str(one.steps),
+            milliseconds(one.step_ns),
+            _between(one.step_change),
+            joules(one.joules_per_step),
+            _between(one.energy_change),
+            DASH if one.capped_ratio is None else percent(one.capped_ratio),
+        )
+        for one in points
+    ]
+    head = ("limit of a GPU", "steps", "a step", "change", "energy a step", "change", "clocks held down by it")
+    return table_of_rows("Power limit", head, rows, note=" ".join(_power_advice(points)))
+
+
+def _power_advice(points: Sequence[PowerPoint]) -> Iterator[str]:
+    first = points[0]
+    if len(points) == 1:
+        yield "Measured under one limit: what another one would gain or save cannot be told."
+    for one in points[1:]:
+        limit, step, energy = f"{one.limit_watts:g} W", one.step_change, one.energy_change
+        if step is None or energy is None or step.low is None or step.high is None or energy.high is None:
+            yield f"{limit} was in force too briefly to be told from {first.limit_watts:g} W."
+        elif energy.high >= 0:
+            yield f"{limit} saves no energy for certain."
+        else:
+            time = f"{percent(step.change_ratio, signed=True)} time"
+            time = time if step.low > 0 or step.high < 0 else "no certain change of its time"
+            command = f"sudo nvidia-smi -i {','.join(one.gpus)} -pl {one.limit_watts:.0f}"
+            yield f"{limit} saves {percent(-energy.change_ratio)} of a step's energy, with {time}: {command}"
+
+
+def _between(change: Interval | None) -> str:
+    if change is None:
+        return DASH
+    if change.low is None or change.high is None:
+        return percent(change.change_ratio, signed=True)
+    ends = f"{percent(change.low, signed=True)} .. {percent(change.high, signed=True)}"
+    return f"{percent(change.change_ratio, signed=True)} ({ends})"
 
 
 def _covered(energy: Energy) -> str:

@@ -108,6 +108,11 @@ class Hosts:
             return None
         return {labels[0] for metric, labels in values if metric == GPU_INFO and self._uuids & set(labels)}
 
+    def is_ours(self, host: str, gpu: str, values: Mapping[Series, int | float]) -> bool:
+        """Return whether a GPU of a host is the job's, by a tick's values."""
+        gpus = self._gpus_of(values)
+        return (not self._hosts or host in self._hosts) and (gpus is None or gpu in gpus)
+
     def _is_ours(self, metric: str, labels: tuple[str, ...], gpus: set[str] | None) -> bool:
         return not metric.startswith("pacecar_gpu_") or gpus is None or labels[0] in gpus
 

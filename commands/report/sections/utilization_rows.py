@@ -12,11 +12,12 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..document import Energy, ReportUtilization, RunSide, Stat
+from ..document import Energy, PowerPoint, ReportUtilization, RunSide, Stat
 from ..figures import Moments
 from ..reading.inputs import Inputs
 from ..reading.run_index import RunIndex
 from ..reading.step_sums import StepSumPart, StepSums
+from .power_limits import PowerLimits
 from .recorded_utilization import COUNTERS, GAUGES, QUOTIENTS, Hosts
 
 __all__ = ["energies_of", "utilization_of"]
@@ -39,13 +40,15 @@ _VITAL_ROWS = (
 
 def utilization_of(
     inputs: Inputs, index: RunIndex, sums: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
-) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
-    """Return the sums over recordings, and all rows with figures."""
+) -> tuple[Hosts, tuple[PowerPoint, ...], tuple[ReportUtilization, ...]]:
+    """Return the sums over recordings, the power limits of the last stretch, and all rows with figures."""
     names = ("before", "after")
     spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
     hosts = Hosts(spans, tuple(index.hellos.values()))
+    power = PowerLimits(hosts, spans.get("after", spans.get("before")), sums.line)
     for host, tick in inputs.ticks():
         hosts.add(host, tick)
+        power.add(host, tick)
     rows = []
     for name, label in _LEDGER_ROWS:
         found = [_stat(getattr(parts[side], name)) if side in parts else None for side in names]
@@ -59,7 +62,7 @@ def utilization_of(
             label, unit, by_side = hosts.rows[name]
             found = [_stat(by_side[side]) if side in by_side else None for side in names]
             rows.append(_row(name, label, unit, "daemon", found[0], found[1]))
-    return hosts, tuple(row for row in rows if row.before is not None or row.after is not None)
+    return hosts, power.points(), tuple(row for row in rows if row.before is not None or row.after is not None)
 
 
 def _row(name: str, label: str, unit: str, source: str, before: Stat | None, after: Stat | None) -> ReportUtilization:
