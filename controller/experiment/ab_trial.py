@@ -36,6 +36,7 @@ from .sequential_test import SequentialTest, gain_ratio, location, promise, weig
 
 __all__ = [
     "DROP_RATIO",
+    "DROP_STEPS",
     "QUIET_WINDOW_STEPS",
     "SETTLE_STEPS",
     "WINDOW_STEPS",
@@ -104,6 +105,12 @@ setting, unless its pairs look better already: then slow steps are the machine's
 DROP_STEPS = 2
 """Twice as many if the present setting has such steps too (SPIKES_RATIO): two spikes in a row prove nothing."""
 
+SETTLE_RATIO = 1.1
+DROP_NOISES = 2.0
+"""Settling steps count for DROP_STEPS as well, so that a loss of half is left two steps sooner: those that are slower
+than DROP_RATIO times SETTLE_RATIO, and than that and DROP_NOISES standard deviations of a step.  A new Reducer costs up
+to half of the first step, a recompilation many times it, but at most a tenth of the second (TUNING)."""
+
 SPIKES_RATIO = 0.03
 
 WORSE_NOISES = 3.0
@@ -155,14 +162,15 @@ class IncumbentPace:
     """The pace under the setting in force, as log paces.
 
     `opening` holds its last settled steps, `nulls` differences between windows of such steps, `typical` their median,
-    `slow_ratio` the share of them that are `DROP_RATIO` slower than typical.  A window has `window_steps` judged steps,
-    here and in the trial.
+    `slow_ratio` the share of them that are `DROP_RATIO` slower than typical, and `step_noise` their standard deviation
+    (spikes left out).  A window has `window_steps` judged steps, here and in the trial.
     """
 
     opening: Sequence[float]
     nulls: Sequence[float]
     typical: float
     slow_ratio: float = 0.0
+    step_noise: float = 0.0
     window_steps: int = WINDOW_STEPS
 
 
@@ -207,6 +215,8 @@ class AbTrial:
         self._dead_band = dead_band
         self._rate = false_accept_rate
         self._drop_steps = DROP_STEPS if pace.slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
+        self._settling_bar = math.log(SETTLE_RATIO) + max(math.log(DROP_RATIO), DROP_NOISES * pace.step_noise)
+        self._slow: list[float] = []
         self.latency_steps = latency_steps
         self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
         self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
@@ -265,9 +275,12 @@ class AbTrial:
             self._opening.append(log_pace)
             self._paces.append(log_pace)
             return None
-        if step.step - self._entered_step < self._settle_steps:
-            return None
-        return self._judge(arm, log_pace, step)
+        if step.step - self._entered_step >= self._settle_steps:
+            self._stretch.append(log_pace)
+            return self._drop(arm, log_pace, math.log(DROP_RATIO)) or self._judge(arm, log_pace, step)
+        if self._settle_steps == SETTLE_STEPS:  # not while workers start, or empty what was loaded ahead
+            return self._drop(arm, log_pace, self._settling_bar)
+        return None
 
     @property
     def looks_better(self) -> bool:
@@ -290,7 +303,7 @@ class AbTrial:
 
     def interrupt(self, step: int) -> None:
         """Start the current window again after settling: the steps up to `step` measured nothing."""
-        self._stretch = []
+        self._stretch, self._slow = [], []
         self._entered_step = step + 1
         if self._asked_step is not None and not self._arrived:
             self._asked_step = step
@@ -304,7 +317,7 @@ class AbTrial:
     def _switched(self, arm: Arm | None, step: Observation) -> TrialEnd | None:
         """Take the first step under other values than in the previous step."""
         assert self._asked_step is not None
-        if self._arrived and arm == "A" and self._wanted == "B":
+        if self._arrived and self._wanted == "B":
             return self._end(AbortCause.TAKEN_BACK, "the ranks took it back by themselves")
         end = None
         window, count = self._window_steps, len(self._stretch)
@@ -312,7 +325,7 @@ class AbTrial:
             end = self._window(self._arm, location(self._stretch[max(window, count - window) :]))
         self._arm = arm
         self._entered_step = step.step
-        self._stretch = []
+        self._stretch, self._slow = [], []
         if arm == self._wanted and not self._arrived:
             self._arrived = True
             delay = step.step - self._asked_step
@@ -323,15 +336,21 @@ class AbTrial:
                 self._unpaired = ("A", location(self._opening))
         return end
 
+    def _drop(self, arm: Arm, log_pace: float, bar: float) -> TrialEnd | None:
+        """End the trial if the first steps of the candidate are all slower than usual, this one by more than `bar`."""
+        if arm == "A" or len(self._stretch) > self._drop_steps or (self._new_pairs and self.looks_better):
+            return None
+        slower = log_pace - self._usual
+        self._slow = [*self._slow, slower] if slower > bar else []
+        if len(self._slow) < self._drop_steps:
+            return None
+        least = math.expm1(min(self._slow))
+        return self._end(AbortCause.DROPPED, f"its first {len(self._slow)} steps took over {least:.0%} longer")
+
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
-        self._stretch.append(log_pace)
         if arm == "A":
             self._paces.append(log_pace)
         count, window = len(self._stretch), self._window_steps
-        if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
-            slower = math.expm1(min(self._stretch) - self._usual)
-            if slower > DROP_RATIO - 1.0:
-                return self._end(AbortCause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         end = self._window(arm, location(self._stretch)) if count == window else None
         is_time = arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm)
         if is_time and (arm == "B" or step.can_pay_for(TRIAL_SWITCHES)):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from pacecar.controller.experiment.ab_trial import (
+    DROP_STEPS,
     LINGER_STEPS,
     PAIRS_MAX,
     SETTLE_STEPS,
@@ -19,6 +20,7 @@ from pacecar.controller.experiment.ab_trial import (
     CandidatePrior,
     IncumbentPace,
     TrialEnd,
+    refill_steps,
 )
 from pacecar.controller.observation import Observation
 
@@ -48,7 +50,7 @@ def _play(
     ratio: float,
     *,
     latency: int = 6,
-    transient: float = 1.0,
+    transient: tuple[float, float] = (1.0, 1.0),
     machine: Callable[[AbTrial, dict[str, int], int], float] = lambda trial, values, since: 1.0,
     profiled: Sequence[int] = (),
 ) -> tuple[TrialEnd, list[int]]:
@@ -63,7 +65,7 @@ def _play(
         if (wish := wishes.get(step - latency)) is not None and wish != values:
             values, since = dict(wish), 0
         history.append(values["micro_batch"])
-        slow = transient if since < SETTLE_STEPS else 1.0
+        slow = transient[since] if since < SETTLE_STEPS else 1.0
         pace = BASE_NS * WIGGLE[step % 8] * (ratio if values == NEW else 1.0) * slow * machine(trial, values, since)
         is_profiled = values == NEW and since in profiled
         since += 1
@@ -110,7 +112,7 @@ def test_a_burst_on_the_machine_does_not_end_a_trial_whose_pairs_speak_for_the_c
 def test_what_an_earlier_trial_measured_does_not_keep_a_bad_setting_for_a_window() -> None:
     end, history = _play(_trial(prior=CandidatePrior((0.03, 0.02))), 1.5)
     assert end.cause is AbortCause.DROPPED
-    assert history.count(8) == SETTLE_STEPS + 2
+    assert history.count(8) == DROP_STEPS
 
 
 def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidates_fault() -> None:
@@ -124,10 +126,32 @@ def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidate
     assert end.cause not in (AbortCause.DROPPED, AbortCause.ACCEPTED)
 
 
-def test_a_setting_half_as_slow_again_is_left_after_two_judged_steps() -> None:
-    end, history = _play(_trial(), 1.5)
+@pytest.mark.parametrize(
+    ("ratio", "noise", "steps"),
+    [(1.5, 0.02, DROP_STEPS), (1.5, 0.2, SETTLE_STEPS + DROP_STEPS), (1.25, 0.02, SETTLE_STEPS + DROP_STEPS)],
+)
+def test_a_loss_is_left_the_sooner_the_clearer_it_is(ratio: float, noise: float, steps: int) -> None:
+    end, history = _play(_trial(step_noise=noise), ratio)
     assert end.cause is AbortCause.DROPPED
-    assert history.count(8) == SETTLE_STEPS + 2
+    assert history.count(8) == steps
+
+
+@pytest.mark.parametrize("transient", [(30.0, 1.1), (1.5, 1.1), (1.1, 1.05)])
+def test_what_a_recompilation_or_a_new_reducer_costs_is_not_the_candidates_loss(transient: tuple[float, float]) -> None:
+    assert _play(_trial(step_noise=0.02), 0.8, transient=transient)[0].cause is AbortCause.ACCEPTED
+    assert _play(_trial(step_noise=0.02), 1.0, transient=transient)[0].cause is AbortCause.FUTILE
+
+
+def test_steps_while_new_workers_start_end_no_trial() -> None:
+    before, after = ({"loader_workers": count, "loader_prefetch": 2} for count in (2, 3))
+    pace = IncumbentPace(opening=[math.log(BASE_NS)] * 8, nulls=(0.004, -0.006), typical=math.log(BASE_NS))
+    trial = AbTrial(before, after, pace, dead_band=0.01, false_accept_rate=0.05)
+    settling = refill_steps(before, after)
+    assert settling > SETTLE_STEPS
+    ends = [trial.observe(_step(1 + i, after, BASE_NS * 3)) for i in range(settling + DROP_STEPS)]
+    assert ends[:-1] == [None] * (settling + DROP_STEPS - 1)
+    assert ends[-1] is not None
+    assert ends[-1].cause is AbortCause.DROPPED
 
 
 def test_where_the_present_setting_spikes_too_two_slow_steps_do_not_drop_a_candidate() -> None:
@@ -138,9 +162,9 @@ def test_where_the_present_setting_spikes_too_two_slow_steps_do_not_drop_a_candi
 
 
 def test_settling_steps_are_not_judged() -> None:
-    """A switch that makes its first two steps ten times slower changes no measured gain."""
+    """A switch that makes its first step ten times slower changes no measured gain."""
     quiet, _ = _play(_trial(), 0.9)
-    rough, _ = _play(_trial(), 0.9, transient=10.0)
+    rough, _ = _play(_trial(), 0.9, transient=(10.0, 1.1))
     assert rough.gain_ratio == pytest.approx(quiet.gain_ratio)
 
 
@@ -170,6 +194,17 @@ def test_values_that_go_back_unasked_mean_that_the_ranks_took_it_back() -> None:
     for step in range(1, 4):
         assert trial.observe(_step(step, NEW, BASE_NS)) is None
     end = trial.observe(_step(4, OLD, BASE_NS))
+    assert end.cause is AbortCause.TAKEN_BACK
+
+
+def test_one_of_two_knobs_that_goes_back_unasked_ends_the_trial_too() -> None:
+    before, both = {"compression": 0, "micro_batch": 4}, {"compression": 1, "micro_batch": 8}
+    pace = IncumbentPace(opening=[math.log(BASE_NS)] * 8, nulls=(0.004, -0.006), typical=math.log(BASE_NS))
+    trial = AbTrial(before, both, pace, dead_band=0.01, false_accept_rate=0.05)
+    ends = [trial.observe(_step(1 + i, both, BASE_NS)) for i in range(3)]
+    assert ends == [None] * 3
+    end = trial.observe(_step(4, {**both, "micro_batch": 4}, BASE_NS))
+    assert end is not None
     assert end.cause is AbortCause.TAKEN_BACK
 
 
