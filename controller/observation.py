@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
@@ -47,12 +47,14 @@ PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 class KnobSpace:
     """One knob that every rank can turn: its value at the start and its possible values, ascending.
 
-    `pacecar.knobs` says what the values mean.
+    `pacecar.knobs` says what the values mean.  A value in `companions` is tried only together with a setting of another
+    knob: (value, other knob, the other's value).
     """
 
     knob: str
     value: int
     domain: tuple[int, ...]
+    companions: tuple[tuple[int, str, int], ...] = ()
 
 
 def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
@@ -66,7 +68,7 @@ def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
         for value in sorted(space.domain)
         if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
     )
-    return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
+    return replace(space, domain=domain) if len(domain) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

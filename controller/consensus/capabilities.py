@@ -23,10 +23,13 @@ OFFER_WORDS = 1152
 DOMAIN_MAX = 64
 """A knob never tries more values than this; an offer keeps those nearest to the present value."""
 
+COMPANIONS_MAX = 24
+"""Most settings of other knobs that an offer names; values whose companions are cut off are not offered."""
+
 REASON_CHARS_MAX = 200
 
 
-class KnobOffer(msgspec.Struct, frozen=True):
+class KnobOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One rank's knob.  `refusal` is the reason why it must not be turned, None if it may."""
 
     knob: str
@@ -34,6 +37,7 @@ class KnobOffer(msgspec.Struct, frozen=True):
     domain: tuple[int, ...]
     refusal: str | None
     layout: str
+    companions: tuple[tuple[int, str, int], ...] = ()
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -79,17 +83,20 @@ def live_knobs(offers: Sequence[Offer]) -> tuple[tuple[KnobSpace, ...], dict[str
             continue
         value = by_rank[0][knob].value
         assert value is not None, "a knob without a value is a disagreement"
-        domain = set.intersection(*(set(knobs[knob].domain) for knobs in by_rank)) | {value}
+        named = [set(knobs[knob].companions) for knobs in by_rank]
+        companions = set.intersection(*named)
+        alone = {one for one, *_ in set.union(*named)} - {one for one, *_ in companions}
+        domain = set.intersection(*(set(knobs[knob].domain) for knobs in by_rank)) - alone | {value}
         if len(domain) == 1:
             refused[knob] = f"no value but the present {value} is possible on all ranks"
             continue
-        spaces.append(KnobSpace(knob, value, tuple(sorted(domain))))
+        spaces.append(KnobSpace(knob, value, tuple(sorted(domain)), tuple(sorted(companions))))
     return tuple(spaces), refused
 
 
 def space_hash(spaces: Sequence[KnobSpace]) -> int:
     """Return 62 bits that are equal on all ranks that turn the same knobs."""
-    text = repr([(s.knob, s.value, s.domain) for s in spaces])
+    text = repr([(s.knob, s.value, s.domain, s.companions) for s in spaces])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 
@@ -116,5 +123,8 @@ def _cut(offer: KnobOffer) -> KnobOffer:
     if len(domain) > DOMAIN_MAX and offer.value is not None:
         value = offer.value
         domain = tuple(sorted(sorted(domain, key=lambda v: abs(v - value))[:DOMAIN_MAX]))
+    companions = offer.companions[:COMPANIONS_MAX]
+    cut = {one for one, *_ in offer.companions} - {one for one, *_ in companions}
+    domain = tuple(one for one in domain if one not in cut or one == offer.value)
     refusal = offer.refusal if offer.refusal is None else offer.refusal[:REASON_CHARS_MAX]
-    return msgspec.structs.replace(offer, domain=domain, refusal=refusal)
+    return msgspec.structs.replace(offer, domain=domain, refusal=refusal, companions=companions)

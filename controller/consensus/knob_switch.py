@@ -72,14 +72,16 @@ class KnobSwitcher:
             value: int | None = None
             domain: tuple[int, ...] = ()
             layout = ""
+            companions: tuple[tuple[int, str, int], ...] = ()
             try:
                 refusal = actuator.refusal()
                 if refusal is None:
                     value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
+                    companions = tuple((one, *other) for one in domain for other in actuator.companions(one))
             except Exception as error:
                 logger.debug("pacecar cannot offer %s", knob, exc_info=True)
                 refusal = f"{type(error).__name__}: {error}"
-            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+            offers.append(KnobOffer(knob, value, domain, refusal, layout, companions))
         return Offer(tuple(offers))
 
     def agreed(self) -> tuple[int, ...]:

@@ -49,7 +49,16 @@ from .setting_history import (
     typical,
 )
 
-__all__ = ["BUCKET_KNOBS", "BucketModel", "BucketTimeline", "bytes_share", "distinct_buckets", "pack_buckets", "play"]
+__all__ = [
+    "BUCKET_KNOBS",
+    "BucketModel",
+    "BucketTimeline",
+    "TimelineScale",
+    "bytes_share",
+    "distinct_buckets",
+    "pack_buckets",
+    "play",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ def distinct_buckets(
     for size in (space.value, *sorted(space.domain, reverse=True)):
         first = present_first_bytes if size == space.value else None
         made.setdefault(tuple(pack_buckets(gradient_bytes, size, first)), size)
-    return KnobSpace(space.knob, space.value, tuple(sorted(made.values())))
+    return replace(space, domain=tuple(sorted(made.values())))
 
 
 def play(
@@ -138,6 +147,19 @@ BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 """Bytes on the wire for one byte of float32 gradients; choices that depend on shapes are left out."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimelineScale:
+    """What a change of another knob multiplies pace, the backward that overlaps, and the bytes on the wire by."""
+
+    pace_ratio: float = 1.0
+    backward_ratio: float = 1.0
+    bytes_ratio: float = 1.0
+
+    def link(self, link: AlphaBetaLink) -> AlphaBetaLink:
+        """Return what `link` is for a byte of gradients."""
+        return replace(link, ns_per_byte=link.ns_per_byte * self.bytes_ratio)
+
+
 class BucketModel:
     """Forecasts for the knobs of DDP's Reducer; `history` is shared with the models of other knobs."""
 
@@ -151,8 +173,13 @@ class BucketModel:
         )
         self._timelines = lru_cache(TIMELINES_MAX)(play)  # nothing changes between windows, and this is called often
 
-    def expect_buckets(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Return what turning `knob`, one of BUCKET_KNOBS, to `to_value` should save; None if unknown."""
+    def expect_buckets(
+        self, knob: str, values: Mapping[str, int], to_value: int, beside: TimelineScale | None = None
+    ) -> Forecast | None:
+        """Return what turning `knob`, one of BUCKET_KNOBS, to `to_value` should save; None if unknown.
+
+        `beside`: what else is turned at the same time; then the gain is a share of the pace with that change alone.
+        """
         new = {**values, knob: to_value}
         pace, readings = self._history.pace(values), self._history.readings_beside(values, BUCKET_KNOBS)
         if sum(self._facts.gradient_bytes) <= 0 or pace is None or not readings:
@@ -166,6 +193,11 @@ class BucketModel:
         exposed_ratio = played[setting_of(values)].exposed_ns / pace
         is_here = setting_of(values) in readings and seen.wall_ns > 0
         most = seen.exposed_ns / seen.wall_ns if is_here else exposed_ratio
+        # A timeline that misses the present step misses the change by the same share.
+        miss = abs(exposed_ratio - most) / exposed_ratio if exposed_ratio > 0 else 0.0
+        if beside is not None:
+            link, backward, pace = beside.link(link), backward * beside.backward_ratio, pace * beside.pace_ratio
+            most = exposed_ratio = self._play(values, backward, link).exposed_ns / pace
         gains, hidden = [], 0.0
         for alpha in (link.alpha_low_ns, link.alpha_ns, link.alpha_high_ns):
             lines = [self._play(v, backward, link, alpha_ns=alpha) for v in (values, new)]
@@ -173,8 +205,7 @@ class BucketModel:
             if alpha == link.alpha_ns:
                 hidden = (lines[0].overlapped_ns - lines[1].overlapped_ns) / pace * efficiency_error
         gain = fmean(gains)  # a large alpha costs small buckets more than a small one saves
-        # A timeline that misses the present step misses the change by the same share.
-        off = abs(exposed_ratio - most) * min(1.0, abs(gain) / exposed_ratio) if exposed_ratio > 0 else 0.0
+        off = miss * min(exposed_ratio, abs(gain))
         error = self._history.error_ratio(knob)
         if gain < 0:
             error = min(error, SPREAD_PRIOR)  # an error in the size of a loss does not change its sign
@@ -185,6 +216,22 @@ class BucketModel:
             f"{1 / link.ns_per_byte if link.ns_per_byte > 0 else math.inf:.3f} GB/s"
         )
         return Forecast(gain, spread, basis)
+
+    def best_size(self, values: Mapping[str, int], sizes: Sequence[int], beside: TimelineScale) -> int | None:
+        """Return the `bucket_bytes` of `sizes` that leaves least exposed if `beside` is turned too; None if unknown."""
+        readings = self._history.readings_beside(values, BUCKET_KNOBS)
+        if sum(self._facts.gradient_bytes) <= 0 or not readings:
+            return None
+        seen = typical(readings.get(setting_of(values)) or next(reversed(readings.values())))
+        backward = self._history.backward_ns(seen) * beside.backward_ratio
+        link = beside.link(self._fit(values)[0])
+        alphas = (link.alpha_low_ns, link.alpha_ns, link.alpha_high_ns)
+
+        def exposed_ns(size: int) -> float:
+            new = {**values, "bucket_bytes": size}
+            return fmean(self._play(new, backward, link, alpha_ns=alpha).exposed_ns for alpha in alphas)
+
+        return min(sizes, key=exposed_ns)
 
     def _pack(self, values: Mapping[str, int]) -> tuple[int, ...]:
         """Return the buckets under `values`, as the Reducer makes them."""

@@ -1,4 +1,4 @@
-"""Forecasts the gain of a change of one knob from exact windows, before anything is tried.
+"""Forecasts the gain of a change of one knob, or of two together, from exact windows, before anything is tried.
 
 Each kind of knob has its own arithmetic:
 
@@ -10,20 +10,24 @@ Each kind of knob has its own arithmetic:
 - shares of work: what a sample costs each rank (`share_plan`);
 - garbage collections: what they cost per step (`guards.collection_cost`).
 
+Of two knobs the second's forecast assumes that the first was turned: its share of the joint gain comes on top of the
+first's.  The timeline of buckets is played again with fewer bytes, or with the longer backward of fewer micro-batches.
+
 A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means
 that there is no forecast.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from ..knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
 from ..observation import JobFacts, Observation
-from .bucket_model import BUCKET_KNOBS, BucketModel
+from .bucket_model import BUCKET_KNOBS, BucketModel, TimelineScale, bytes_share
 from .forecast import Forecast
 from .gather_model import expect_prefetch, expect_reshard
 from .micro_batch_model import expect_micro_batch
@@ -38,7 +42,7 @@ from .setting_history import (
     typical,
 )
 
-__all__ = ["GainModel"]
+__all__ = ["GainModel", "joint_name"]
 
 RECENT_STEPS = 8
 """Steps kept after a change of conditions is detected, one window's worth: they came after it."""
@@ -61,7 +65,7 @@ PREFETCH_SHARE = 0.25
 
 
 class GainModel:
-    """Learns from steps and verdicts; forecasts the gain of a change of one knob."""
+    """Learns from steps and verdicts; forecasts the gain of a change."""
 
     def __init__(self, facts: JobFacts) -> None:
         self._facts = facts
@@ -118,6 +122,56 @@ class GainModel:
         if knob == "gc_interval":
             return self._expect_collections(values[knob], to_value)
         return None
+
+    # --- several knobs ---
+
+    def expect_jointly(
+        self, values: Mapping[str, int], changes: Sequence[tuple[str, int]]
+    ) -> tuple[Forecast, tuple[float, ...]] | None:
+        """Return what `changes`, each (knob, new value), should save together, and each one's share of it, in order.
+
+        None if one of them is unknown.  Buckets come last, because what they save depends on the others.
+        """
+        rest, variance, shares, bases = 1.0, 0.0, [], []
+        for knob, to_value in changes:
+            if knob in BUCKET_KNOBS:
+                beside = self._scale(values, changes, 1.0 - rest)
+                forecast = None if beside is None else self._buckets.expect_buckets(knob, values, to_value, beside)
+            else:
+                forecast = self.expect(knob, values, to_value)
+            if forecast is None or forecast.is_floor:
+                return None
+            shares.append(rest * forecast.gain_ratio)
+            variance += (rest * forecast.spread_ratio) ** 2
+            rest -= shares[-1]
+            bases.append(f"{knob} {shares[-1] * 100:+.1f} %: {forecast.basis}")
+        error = max(SPREAD_PRIOR, self.history.error_ratio(joint_name(changes)))
+        spread = math.sqrt(variance) * error / SPREAD_PRIOR
+        return Forecast(1.0 - rest, spread, "; ".join(bases)), tuple(shares)
+
+    def best_bucket_bytes(
+        self, values: Mapping[str, int], knob: str, to_value: int, sizes: Sequence[int]
+    ) -> int | None:
+        """Return the bucket size of `sizes` that suits `knob` at `to_value` best; None if unknown."""
+        forecast = self.expect(knob, values, to_value)
+        beside = None if forecast is None else self._scale(values, ((knob, to_value),), forecast.gain_ratio)
+        return None if beside is None else self._buckets.best_size(values, sizes, beside)
+
+    def _scale(
+        self, values: Mapping[str, int], changes: Sequence[tuple[str, int]], gain: float
+    ) -> TimelineScale | None:
+        """Return what `changes`, which save `gain` without their buckets, do to the timeline; None if unknown."""
+        backward_ratio = bytes_ratio = 1.0
+        for knob, to_value in changes:
+            if knob == "compression":
+                old, new = bytes_share(values[knob]), bytes_share(to_value)
+                if old is None or new is None:
+                    return None
+                bytes_ratio = new / old
+            elif knob == "micro_batch" and self._facts.batch_samples is not None:
+                counts = [math.ceil(self._facts.batch_samples / size) for size in (values[knob], to_value)]
+                backward_ratio = (1.0 - gain) * counts[0] / counts[1]
+        return TimelineScale(1.0 - gain, backward_ratio, bytes_ratio)
 
     # --- garbage collections ---
 
@@ -217,6 +271,11 @@ class GainModel:
     def _widened(self, knob: str, forecast: Forecast) -> Forecast:
         """Return the forecast with an error as large as earlier ones of the knob turned out to have."""
         return replace(forecast, spread_ratio=forecast.spread_ratio * self.history.error_factor(knob))
+
+
+def joint_name(changes: Sequence[tuple[str, int]]) -> str:
+    """Return the name under which forecasts of these knobs are remembered."""
+    return "+".join(knob for knob, _ in changes)
 
 
 def _loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:

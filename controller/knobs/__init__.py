@@ -18,7 +18,8 @@ To add a knob, in this order (records, commands, labels, pages and dashboards ta
    `controller/consensus/protocol.py` allows: raise it, and `VERSION` there, because the ranks' vector grows.
 2. `pacecar/config.py`: its bounds in `TuneConfig`, if any: `<knob>_min` and `<knob>_max`.
 3. In the folder of what it turns, or a module here if there is none: a subclass of `Actuator`.  `apply` is all or
-   nothing.  Override `layout` if ranks must be alike.  A row in the folder's docstring, or in this one.
+   nothing.  Override `layout` if ranks must be alike, and `companions` if a value only costs alone.  A row in the
+   folder's docstring, or in this one.
 4. `pacecar/torch_internals.py`: a row for each private name of torch that it uses.
 5. Where its folder creates knobs: `DdpKnobs`, `LoaderKnobs`, `open_checkpointed_blocks`, `fsdp_knobs`, `zero_knobs` or
    `gc_knobs`.  Only a knob of another kind needs a line in `JobKnobs.__init__` and `JobKnobs.actuators` of

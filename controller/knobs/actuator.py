@@ -94,6 +94,14 @@ class Actuator(ABC):
     def refusal(self) -> str | None:
         """Return why this knob must not be turned here, or None.  Called once, before tuning begins."""
 
+    def companions(self, value: int) -> tuple[tuple[KnobName, int], ...]:
+        """Return the settings of other knobs with each of which `value` may be tried; empty if it may be tried alone.
+
+        For a value that only costs by itself, such as checkpointing that makes room for a larger micro-batch.  It is
+        then never tried alone.  Asked once for each value of `domain`, before tuning begins.
+        """
+        return ()
+
     @abstractmethod
     def apply(self, value: int) -> None:
         """Set the knob to `value`.

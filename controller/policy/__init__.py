@@ -5,6 +5,7 @@ Start with `tuning_policy`, one state machine.  `candidate_selection` and `geome
 `change_detector` notices that conditions changed.
 
     candidate_selection        which trial pays, by search, forecast and exploration budget
+    joint_moves                several knobs tried as one change, because they depend on each other
     change_detector            the pace (`pace_tracker`) or the all-reduces changed, or a rank is failing
     remembered_trial           the first candidate: what an earlier run kept
     hand_orders                people's orders, which come before the policy's proposals

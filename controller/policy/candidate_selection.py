@@ -1,7 +1,7 @@
 """Selects the next trial, if any, and learns from the outcome of each.
 
-It combines what is left to try (`GeometricSearch`), what that may gain (`GainModel`) and what may still be lost
-(`ExplorationBudget`).  The policy only decides when a trial may begin.
+It combines what is left to try (`GeometricSearch`, `JointMoves`), what that may gain (`GainModel`) and what may still
+be lost (`ExplorationBudget`).  The policy only decides when a trial may begin.
 
 The next trial is the candidate that should bring most over what it costs (`forecast`), of those that are worth their
 trial and fit into the budget.  The first rule stops a job whose default is best from being explored without end; the
@@ -23,11 +23,21 @@ from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, TrialEnd
 from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, ExplorationBudget
 from ..forecast.bucket_model import distinct_buckets
 from ..forecast.forecast import Forecast, expected_gain, expected_loss, horizon_steps, proof_pairs
-from ..forecast.gain_model import GainModel
+from ..forecast.gain_model import GainModel, joint_name
 from ..observation import JobFacts, KnobSpace, NodeView, Observation, bounded
 from . import phrases
 from .decision_records import Outcome
-from .geometric_search import Candidate, GeometricSearch, best_advice, is_choice, octaves
+from .geometric_search import (
+    EXPOSED_RATIO_MIN,
+    Candidate,
+    Changes,
+    GeometricSearch,
+    best_advice,
+    is_choice,
+    memory_shortage,
+    octaves,
+)
+from .joint_moves import SUITED, JointMoves
 
 __all__ = ["CandidateChoice", "CandidateSelection", "known_gain"]
 
@@ -85,7 +95,8 @@ class CandidateSelection:
             if len(space.domain) > 1:
                 self.spaces.append(space)
         self._search = GeometricSearch(self.spaces)
-        self._unproven: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._joint = JointMoves(self.spaces)
+        self._unproven: dict[Changes, tuple[float, ...]] = {}
         self._node: NodeView | None = None
 
     def note_node(self, node: NodeView | None) -> None:
@@ -93,7 +104,25 @@ class CandidateSelection:
         self._node = node
 
     def candidates(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
-        """Return what could be tried from `kept`, best first, and the reasons for what was left out."""
+        """Return what could be tried from `kept`, moves of one knob before joint ones, and why others were left out."""
+        found, left_out = self._single_moves(kept)
+        best = max([0.0, *(known_gain(one.forecast) or 0.0 for one in found)])
+        dead_band = self._config.dead_band
+        joint = self._joint.candidates(kept, self._firsts(kept, found), self.model, best=best, dead_band=dead_band)
+        return found + joint, left_out
+
+    def _firsts(self, kept: dict[str, int], found: Sequence[Candidate]) -> dict[str, list[int]]:
+        """Return the values whose best buckets are worth a look: what could be tried alone, and what was."""
+        exposed, firsts = self.model.exposed_ratio, {}
+        if exposed is None or exposed < EXPOSED_RATIO_MIN:
+            return {}
+        for knob in (space.knob for space in self.spaces if space.knob in SUITED):
+            here, is_short = kept[knob], memory_shortage(knob, node=self._node) is not None
+            values = {*self._search.tried(knob), *(one.value for one in found if one.knob == knob)} - {here}
+            firsts[knob] = sorted(value for value in values if value < here or not is_short)
+        return firsts
+
+    def _single_moves(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
         model = self.model
         return self._search.candidates(kept, model.expect, model.exposed_ratio, self._node)
 
@@ -123,7 +152,7 @@ class CandidateSelection:
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
         worth: dict[Candidate, float] = {}
         for candidate in found:
-            change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
+            change = phrases.changes(kept, candidate.changes)
             net_steps, forecast = self._net_steps(candidate, trial_steps, steps), candidate.forecast
             if forecast is None or forecast.is_floor:  # always worth it: the prior only says which comes first
                 worth[candidate] = net_steps
@@ -143,8 +172,12 @@ class CandidateSelection:
         if not affordable:
             return CandidateChoice(None, missing_ns=min(costs.values()), untried=len(worth))
         best = max(affordable, key=lambda candidate: worth[candidate])
-        as_good = [one for one in affordable if one.knob == best.knob and worth[one] >= TIE_SHARE * worth[best]]
-        return CandidateChoice(min(as_good, key=lambda one: octaves(one.value, kept[one.knob]), default=best))
+        knobs = dict(best.changes).keys()
+        as_good = [
+            one for one in affordable if dict(one.changes).keys() == knobs and worth[one] >= TIE_SHARE * worth[best]
+        ]
+        distances = {one: sum(octaves(value, kept[knob]) for knob, value in one.changes) for one in as_good}
+        return CandidateChoice(min(as_good, key=lambda one: distances[one], default=best))
 
     def _cost_steps(self, candidate: Candidate, trial_steps: int) -> float:
         forecast = candidate.forecast
@@ -167,7 +200,7 @@ class CandidateSelection:
 
     def savings_of(self, candidate: Candidate) -> tuple[float, ...]:
         """Return the pairs of an earlier, undecided trial of the candidate under the present conditions."""
-        return self._unproven.get((candidate.knob, candidate.value), ())
+        return self._unproven.get(candidate.changes, ())
 
     def beaten(self, knob: str, value: int) -> None:
         """Note that the value lost to the one in force."""
@@ -178,23 +211,32 @@ class CandidateSelection:
         *, typical_ns: float,
     ) -> None:  # fmt: skip
         """Take the end of a trial of `candidate` against `kept`."""
-        knob, value, search = candidate.knob, candidate.value, self._search
+        knob, value, search, changes = candidate.knob, candidate.value, self._search, candidate.changes
         if end.gain_ratio is not None:
             error = stdev(savings) / math.sqrt(len(savings)) if len(savings) > 1 else UNSURE_ERROR
-            self.model.history.note_pace({**kept, knob: value}, typical_ns * (1 - end.gain_ratio), error)
+            self.model.history.note_pace({**kept, **dict(changes)}, typical_ns * (1 - end.gain_ratio), error)
             if candidate.forecast is not None and not candidate.forecast.is_floor:
-                self.model.history.remember(knob, candidate.forecast, end.gain_ratio)
-        self._unproven[knob, value] = savings
+                self.model.history.remember(joint_name(changes), candidate.forecast, end.gain_ratio)
+        self._unproven[changes] = savings
+        is_undecided = end.cause is AbortCause.UNDECIDED or (
+            end.cause is AbortCause.FUTILE and end.may_gain(self._config.dead_band)
+        )
         if outcome == "kept":
             self._unproven.clear()
-            search.lost(knob, kept[knob])
-            if is_choice(knob):
-                search.reconsider(knob)
+            for choice in filter(is_choice, dict(changes)):
+                search.reconsider(choice)
+                self._joint.forget()
+            for changed in dict(changes):
+                search.lost(changed, kept[changed])
+            self._joint.close(tuple((changed, kept[changed]) for changed in dict(changes)))
+        elif len(changes) > 1:
+            if outcome == "barred":
+                self._joint.bar(changes)
+            else:
+                self._joint.close(changes, is_undecided=is_undecided)
         elif outcome == "barred":
             search.bar(knob, value)
-        elif end.cause is AbortCause.UNDECIDED or (
-            end.cause is AbortCause.FUTILE and end.may_gain(self._config.dead_band)
-        ):
+        elif is_undecided:
             search.undecided(knob, value)
         elif end.cause is AbortCause.FUTILE:
             search.level(knob, value)
@@ -204,16 +246,18 @@ class CandidateSelection:
     def drop(self, knobs: Sequence[str]) -> None:
         """Go on without these knobs, which can no longer be turned."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
-        self._search = GeometricSearch(self.spaces)
+        self._search, self._joint = GeometricSearch(self.spaces), JointMoves(self.spaces)
         self.model.forget()
 
     def retry_undecided(self) -> bool:
         """Let undecided values be tried once more; return whether there were any."""
-        return self._search.retry_undecided()
+        had_joint = self._joint.retry_undecided()
+        return self._search.retry_undecided() or had_joint
 
     def reopen(self, windows: Sequence[Observation]) -> None:
         """Forget what was learned, because conditions changed, and learn from these later windows."""
         self._search.forget()
+        self._joint.forget()
         self.model.forget()
         for window in windows:
             self.model.learn(window)
@@ -222,7 +266,7 @@ class CandidateSelection:
     def advise(self, kept: dict[str, int], typical_ns: float) -> tuple[list[Candidate], list[str]]:
         """Return what to advise, at most one candidate for each knob, and why the rest is left out."""
         self.model.history.note_pace(kept, typical_ns)
-        found, left_out = self.candidates(kept)
+        found, left_out = self._single_moves(kept)
         best = []
         for space in self.spaces:
             near = [candidate for candidate in found if candidate.knob == space.knob]

@@ -62,6 +62,7 @@ class DecisionRecords:
         reason: str,
         expected_gain_ratio: float | None,
         expected_gain_error: float | None = None,
+        expected_share_ratio: float | None = None,
     ) -> int:
         """Record a decision; return its number."""
         self.decisions += 1
@@ -78,6 +79,7 @@ class DecisionRecords:
                 reason=reason,
                 expected_gain_ratio=expected_gain_ratio,
                 expected_gain_error=expected_gain_error,
+                expected_share_ratio=expected_share_ratio,
             )
         )
         return self.decisions

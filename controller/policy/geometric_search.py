@@ -37,6 +37,7 @@ __all__ = [
     "EXPOSED_RATIO_MIN",
     "OF_COMMUNICATION",
     "Candidate",
+    "Changes",
     "GeometricSearch",
     "best_advice",
     "memory_shortage",
@@ -73,6 +74,9 @@ HOPELESS_SPREADS = 1.5
 """A forecast that is negative by this many standard errors rules a candidate out without a trial."""
 
 
+Changes = tuple[tuple[str, int], ...]
+"""Knobs and their new values."""
+
 Expect = Callable[[str, dict[str, int], int], Forecast | None]
 """(knob, values in force, new value of the knob) -> forecast."""
 
@@ -94,12 +98,25 @@ ROOM_RATIO_MIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value of one knob that may be worth a trial, with its forecast and the gain that it is ordered by."""
+    """A value of one knob, or of several together, that may be worth a trial, and the gain that it is ordered by.
 
-    knob: str
-    value: int
+    `changes` holds each knob with its new value, `shares` what the model expects of each of several.
+    """
+
+    changes: Changes
     forecast: Forecast | None
     rank_gain: float
+    shares: tuple[float, ...] = ()
+
+    @property
+    def knob(self) -> str:
+        """The only knob, or the first of several."""
+        return self.changes[0][0]
+
+    @property
+    def value(self) -> int:
+        """The new value of `knob`."""
+        return self.changes[0][1]
 
 
 def is_choice(knob: str) -> bool:
@@ -131,7 +148,7 @@ def best_advice(
     if not near:
         return None
     forecasts = [
-        Candidate(space.knob, value, forecast, forecast.gain_ratio)
+        Candidate(((space.knob, value),), forecast, forecast.gain_ratio)
         for value in space.domain
         if value != values[space.knob] and (forecast := expect(value)) is not None
     ]
@@ -143,7 +160,7 @@ def best_advice(
 
 
 class GeometricSearch:
-    """Remembers what was tried of each knob and returns what is left, best first."""
+    """Remembers what was tried of each knob and returns what is left, best first; values with companions never are."""
 
     def __init__(self, spaces: Sequence[KnobSpace]) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
@@ -152,7 +169,7 @@ class GeometricSearch:
         self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._open: dict[str, set[int]] = {knob: set() for knob in self._domains}
-        self._barred: dict[str, set[int]] = {knob: set() for knob in self._domains}
+        self._barred = {space.knob: {value for value, *_ in space.companions} for space in spaces}
 
     def lost(self, knob: str, value: int) -> None:
         """Note that the value was slower than the one in force."""
@@ -198,6 +215,11 @@ class GeometricSearch:
                 self._lost[other].clear()
                 self._level[other].clear()
                 self._open[other].clear()
+
+    def tried(self, knob: str) -> set[int]:
+        """Return the values that were tried alone, without success; for a choice, all that can be turned."""
+        values = set(self._domains[knob]) if is_choice(knob) else self._lost[knob] | self._level[knob]
+        return values - self._barred[knob]
 
     def values_near(self, knob: str, value: int) -> list[int]:
         """Return the untried values around `value`, nearest first in each direction; for a choice, all of them."""
@@ -287,16 +309,16 @@ class GeometricSearch:
                 if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
                     prior += HOMEWARD_GAIN
                 if forecast is None:
-                    found.append(Candidate(knob, value, None, prior))
+                    found.append(Candidate(((knob, value),), None, prior))
                 elif forecast.gain_ratio == forecast.spread_ratio == 0:
                     if f"{knob}: {forecast.basis}" not in left_out:
                         left_out.append(f"{knob}: {forecast.basis}")
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
                     left_out.append(phrases.hopeless(phrases.change(knob, values[knob], value)))
                 elif forecast.is_floor:
-                    found.append(Candidate(knob, value, forecast, max(prior, forecast.gain_ratio)))
+                    found.append(Candidate(((knob, value),), forecast, max(prior, forecast.gain_ratio)))
                 else:
-                    found.append(Candidate(knob, value, forecast, forecast.gain_ratio))
+                    found.append(Candidate(((knob, value),), forecast, forecast.gain_ratio))
         found.sort(key=lambda candidate: -candidate.rank_gain)
         return found, left_out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from pacecar.knobs import setting
 
@@ -12,7 +13,9 @@ from ..forecast.forecast import Forecast
 
 __all__ = [
     "UNEARNED",
+    "attribution",
     "change",
+    "changes",
     "expectation",
     "hopeless",
     "progress",
@@ -30,6 +33,20 @@ UNEARNED = "no trial yet: the first profiled step comes before it, and the overh
 def change(knob: str, old: int, new: int) -> str:
     """Return "knob old -> new"."""
     return f"{knob} {setting(knob, old)} -> {setting(knob, new)}"
+
+
+def changes(kept: Mapping[str, int], new: Iterable[tuple[str, int]]) -> str:
+    """Return "knob old -> new" of every knob that is turned."""
+    return ", ".join(change(knob, kept[knob], value) for knob, value in new)
+
+
+def attribution(changes: Sequence[tuple[str, int]], shares: Sequence[float], gain: float | None) -> str:
+    """Return how much of a joint `gain` the model attributes to each knob; nothing where it cannot."""
+    expected = math.fsum(shares)
+    if gain is None or expected <= 0:
+        return ""
+    parts = (f"{knob} {gain * share / expected * 100:.1f} %" for (knob, _), share in zip(changes, shares, strict=True))
+    return f"; by the model {', '.join(parts)}"
 
 
 def hopeless(change: str) -> str:
@@ -66,8 +83,16 @@ def expectation(forecast: Forecast | None) -> str:
     return f"expected to {verb} {abs(forecast.gain_ratio) * 100:.1f} % {spread} ({forecast.basis})"
 
 
-def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> str:
+def trial_reason(kept: Mapping[str, int], new: Sequence[tuple[str, int]], forecast: Forecast | None) -> str:
     """Return why a candidate is tried (or would be)."""
+    return f"{changes(kept, new)}: {_idea(kept, new)}; {expectation(forecast)}"
+
+
+def _idea(kept: Mapping[str, int], changes: Sequence[tuple[str, int]]) -> str:
+    if len(changes) > 1:
+        return "together, because one makes the other worth it"
+    ((knob, new),) = changes
+    old = kept[knob]
     if knob == "micro_batch":
         idea = "fewer, larger micro-batches pay the fixed cost of a pass less often"
         if new < old:
@@ -86,22 +111,22 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
         idea = "slow ranks give samples to fast ones" if new else "every rank does as many samples again"
     else:
         idea = "a neighbour of the present value"
-    return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
+    return idea
 
 
-def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: SequentialTest | None) -> str:
-    """Return the progress of a trial."""
+def progress(what: str, pairs: int, pairs_max: int, evidence: SequentialTest | None) -> str:
+    """Return the progress of a trial of `what`."""
     so_far = "" if evidence is None else f", {saving(evidence.gain_ratio)} so far{_bounds(evidence)}"
-    return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
+    return f"{what}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
 
 
-def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
-    """Return the outcome of a trial, with its reason."""
+def verdict_reason(what: str, end: TrialEnd, forecast: Forecast | None) -> str:
+    """Return the outcome of a trial of `what`, with its reason."""
     if end.cause in (AbortCause.NEVER_CAME, AbortCause.ENDLESS, AbortCause.CUT_SHORT, AbortCause.TAKEN_BACK):
-        return f"{change(knob, old, new)}: {end.detail}"
+        return f"{what}: {end.detail}"
     measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
     expected = "" if forecast is None else f"; expected {forecast.gain_ratio * 100:.1f} %"
-    return f"{change(knob, old, new)}:{measured}{_bounds(end.evidence)}, {end.detail}{expected}"
+    return f"{what}:{measured}{_bounds(end.evidence)}, {end.detail}{expected}"
 
 
 def _bounds(evidence: SequentialTest | None) -> str:

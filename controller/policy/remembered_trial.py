@@ -182,8 +182,7 @@ class RememberedTrial:
         self._report("screening", f"{outcome.replace('_', ' ')}: {detail}", step)
 
     def _change(self) -> str:
-        changes = sorted(self._remembered.knobs.items())
-        return ", ".join(phrases.change(knob, self.kept[knob], value) for knob, value in changes)
+        return phrases.changes(self.kept, sorted(self._remembered.knobs.items()))
 
     def _progress(self, trial: AbTrial) -> str:
         return f"{self._change()}: remembered, pair {min(trial.pairs + 1, PAIRS_MAX)} of at most {PAIRS_MAX}"

@@ -14,7 +14,7 @@ was requested.  The latest proposal counts; the tuner ignores one that is alread
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
 Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
-Left out: memory headroom (the actuator refuses), more than one knob at a time.
+Left out: memory headroom (the actuator refuses).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from pacecar.config import TuneConfig
@@ -58,19 +59,21 @@ NULL_PAIRS_SURE = 1
 
 @dataclass(frozen=True, slots=True)
 class OpenTrial:
-    """A trial under way; `balance_ns` is the exploration budget's balance when it began."""
+    """A trial under way: `what` is tried, with a decision for each knob.
+
+    `balance_ns` is the exploration budget's balance when it began.
+    """
 
     trial: AbTrial
-    decision: int
+    decisions: tuple[int, ...]
     candidate: Candidate
-    old_value: int
+    what: str
     balance_ns: float
 
     @property
     def detail(self) -> str:
         """The trial's progress, in words."""
-        trial, knob, value = self.trial, self.candidate.knob, self.candidate.value
-        return phrases.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
+        return phrases.progress(self.what, self.trial.pairs, self.trial.pairs_max, self.trial.evidence)
 
 
 class TuningPolicy(Policy):
@@ -323,7 +326,7 @@ class TuningPolicy(Policy):
         is_promising = (known_gain(candidate.forecast) or 0.0) > self._config.dead_band
         trial = AbTrial(
             self._kept,
-            {**self._kept, candidate.knob: candidate.value},
+            {**self._kept, **dict(candidate.changes)},
             self._pace.of_incumbent(),
             dead_band=self._config.dead_band,
             false_accept_rate=self._config.false_accept_rate,
@@ -331,10 +334,10 @@ class TuningPolicy(Policy):
             prior=CandidatePrior(self._selection.savings_of(candidate), is_promising),
             pairs_max=self._selection.pairs_max(self._steps, self._pace.window_steps),
         )
-        old_value = self._kept[candidate.knob]
         self._records.trials += 1
-        decision = self._decide_on("trial", candidate, step)
-        self._open = OpenTrial(trial, decision, candidate, old_value, self._budget.balance_ns)
+        decisions = self._decide_on("trial", candidate, step)
+        what = phrases.changes(self._kept, candidate.changes)
+        self._open = OpenTrial(trial, decisions, candidate, what, self._budget.balance_ns)
         self._mean_ns = self._pace.mean_ns  # conditions may have changed a moment ago
         self._report("trial", self._open.detail, step)
 
@@ -356,7 +359,7 @@ class TuningPolicy(Policy):
 
     def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: DetectedChange | None) -> None:
         """Keep or drop the candidate, learn from the trial, and search again if conditions changed."""
-        candidate, knob = opened.candidate, opened.candidate.knob
+        candidate, before = opened.candidate, self._kept
         outcome = outcome_of(end.cause)
         if end.cause is not AbortCause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
@@ -365,13 +368,12 @@ class TuningPolicy(Policy):
         self._pace.interrupt()
         has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
         if has_changed:
-            name = phrases.change(knob, opened.old_value, candidate.value)
-            change = DetectedChange(f"{name} saves more or less than before", ())
+            change = DetectedChange(f"{opened.what} saves more or less than before", ())
         self._selection.learn(
             candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
         if outcome == "kept":
-            self._kept = {**self._kept, knob: candidate.value}
+            self._kept = {**before, **dict(candidate.changes)}
             self._pace.restart(end.gain_ratio)
             self._changes.restart()
             if self._mean_ns is not None and end.gain_ratio is not None:
@@ -386,13 +388,14 @@ class TuningPolicy(Policy):
             self._pace.restart()
             self._reopen(change, step)
         if has_changed and outcome == "kept":  # proven under the new conditions, so the old value needs no trial
-            self._selection.beaten(knob, opened.old_value)
+            for knob, _ in candidate.changes:
+                self._selection.beaten(knob, before[knob])
 
     def _drop_knobs(self, knobs: Sequence[str], step: Observation) -> None:
         """Go on without these knobs, which can no longer be turned on all ranks."""
         opened = self._open
         if opened is not None:
-            is_cause = opened.candidate.knob in knobs
+            is_cause = not dict(opened.candidate.changes).keys().isdisjoint(knobs)
             detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
             self._abandon(opened, detail, step, AbortCause.TAKEN_BACK if is_cause else AbortCause.CUT_SHORT)
         for values in (self._kept, self._requested[0], self._in_force):
@@ -453,37 +456,46 @@ class TuningPolicy(Policy):
 
     # --- ends, requests and records ---
 
-    def _decide_on(self, kind: Literal["trial", "advise"], candidate: Candidate, step: Observation) -> int:
-        """Record the decision to try `candidate`, or to advise it; return its number."""
-        knob, old, new, forecast = candidate.knob, self._kept[candidate.knob], candidate.value, candidate.forecast
-        return self._records.decide(
-            kind,
-            knob,
-            old,
-            new,
-            step,
-            reason=phrases.trial_reason(knob, old, new, forecast),
-            expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
-            expected_gain_error=None if forecast is None or forecast.is_floor else forecast.spread_ratio,
+    def _decide_on(self, kind: Literal["trial", "advise"], candidate: Candidate, step: Observation) -> tuple[int, ...]:
+        """Record the decision to try `candidate`, or to advise it, for each of its knobs; return their numbers."""
+        forecast = candidate.forecast
+        reason = phrases.trial_reason(self._kept, candidate.changes, forecast)
+        return tuple(
+            self._records.decide(
+                kind,
+                knob,
+                self._kept[knob],
+                value,
+                step,
+                reason=reason,
+                expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
+                expected_gain_error=None if forecast is None or forecast.is_floor else forecast.spread_ratio,
+                expected_share_ratio=share,
+            )
+            for (knob, value), share in zip_longest(candidate.changes, candidate.shares)
         )
 
     def _conclude(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> str:
         """Record what became of a trial; return the reason."""
         candidate = opened.candidate
-        reason = phrases.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast)
+        reason = phrases.verdict_reason(opened.what, end, candidate.forecast)
+        if outcome_of(end.cause) == "kept":
+            reason += phrases.attribution(candidate.changes, candidate.shares, end.gain_ratio)
         if candidate.knob == "work_share" and outcome_of(end.cause) == "kept" and candidate.forecast is not None:
             reason = f"{reason}; since step {step.step} {candidate.forecast.basis}"
-        self._records.conclude(
-            opened.decision,
-            candidate.knob,
-            outcome_of(end.cause),
-            step,
-            gain_ratio=end.gain_ratio,
-            evidence=end.evidence,
-            trial_steps=opened.trial.steps,
-            exploration_ns=round(self._budget.balance_ns - opened.balance_ns),
-            reason=reason,
-        )
+        for index, (decision, (knob, _)) in enumerate(zip(opened.decisions, candidate.changes, strict=True)):
+            self._records.conclude(
+                decision,
+                knob,
+                outcome_of(end.cause),
+                step,
+                gain_ratio=end.gain_ratio,
+                evidence=end.evidence,
+                trial_steps=opened.trial.steps,
+                # One trial, several verdicts: the first carries the cost of all.
+                exploration_ns=0 if index else round(self._budget.balance_ns - opened.balance_ns),
+                reason=reason,
+            )
         return reason
 
     def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:

@@ -306,8 +306,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     """The controller wants `knob` at `to_value`.
 
     `expected_gain_ratio` is the forecast saving as a fraction of step time (0.1: steps take 10 % less time), and
-    `expected_gain_error` its standard error; None without a forecast, or for a lower bound.  A "trial" is measured and
-    then kept or taken back; "advise" turns nothing.
+    `expected_gain_error` its standard error; None without a forecast, or for a lower bound.  Knobs that are tried
+    together have a decision each, with the forecast of all; `expected_share_ratio` is this knob's part of it.
+    A "trial" is measured and then kept or taken back; "advise" turns nothing.
     """
 
     job: Label
@@ -321,6 +322,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     reason: Text
     expected_gain_ratio: Gain | None
     expected_gain_error: GainError | None = None
+    expected_share_ratio: Gain | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

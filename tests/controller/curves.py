@@ -49,6 +49,8 @@ class Point:
     communication_ns: int | None = None
     alpha_ns: int | None = None
     ns_per_byte: float | None = None
+    backward_ns: int | None = None
+    """The last micro-batch's; None: the curve's."""
 
 
 @dataclass(frozen=True)

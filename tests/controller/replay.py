@@ -118,16 +118,17 @@ def make(name: str, config: TuneConfig, seed: int = 0) -> Policy:
 def _backward(curve: Curve, values: dict[str, int], draw: random.Random) -> BackwardWindow | None:
     """Return what a window shows of one backward, noise included."""
     point = curve.at(values)
-    if curve.backward_ns is None or point.alpha_ns is None or point.ns_per_byte is None:
+    backward_ns = curve.backward_ns if point.backward_ns is None else point.backward_ns
+    if backward_ns is None or point.alpha_ns is None or point.ns_per_byte is None:
         return None
     buckets, spans = curve.buckets(values), []
     free = 0.0
-    for size, ready in zip(buckets, ready_ns(curve.readiness, buckets, curve.backward_ns), strict=True):
+    for size, ready in zip(buckets, ready_ns(curve.readiness, buckets, backward_ns), strict=True):
         start = max(free, ready)
-        late = 0.0 if spans else draw.expovariate(1.0) * LATE_RATIO * curve.backward_ns
+        late = 0.0 if spans else draw.expovariate(1.0) * LATE_RATIO * backward_ns
         free = start + late + (point.alpha_ns + size * point.ns_per_byte) * math.exp(draw.gauss(0.0, REDUCE_NOISE))
         spans.append((round(start), round(free)))
-    return BackwardWindow(work_ns=curve.backward_ns, reduces=tuple(spans))
+    return BackwardWindow(work_ns=backward_ns, reduces=tuple(spans))
 
 
 def _observe(
@@ -216,7 +217,7 @@ def run(
             if isinstance(record, Decision):
                 opened[record.decision] = (record, dict(kept))
             elif isinstance(record, Verdict):
-                _note(done, record, *opened.pop(record.decision), curve, config)
+                _note(done, record, opened, curve)
         keeps = pending is not None and not pending[2]  # comes first, as in the tuner
         if turn is not None and not (keeps and turn.is_trial) and (pending or ())[1:] != (turn.values, turn.is_trial):
             pending = (step + draw.randint(*LATENCY_STEPS), dict(turn.values), turn.is_trial)
@@ -226,13 +227,19 @@ def run(
     return done
 
 
-def _note(
-    done: Run, verdict: Verdict, decision: Decision, before: dict[str, int], curve: Curve, config: TuneConfig
-) -> None:
-    """Compare a verdict with the truth: a change that saves nothing should not be kept."""
+def _note(done: Run, verdict: Verdict, opened: dict[int, tuple[Decision, dict[str, int]]], curve: Curve) -> None:
+    """Compare a verdict with the truth: a change that saves nothing should not be kept.
+
+    Knobs that were tried together count once.
+    """
+    if verdict.decision not in opened:
+        return
+    decision, before = opened.pop(verdict.decision)
+    tried = [number for number, (other, _) in opened.items() if other.step == decision.step]
+    others = {other.knob: int(other.to_value) for other, _ in map(opened.pop, tried)}
     if verdict.outcome not in ("kept", "rolled_back"):
         return
-    after = {**before, verdict.knob: int(decision.to_value)}
+    after = {**before, verdict.knob: int(decision.to_value), **others}
     truth = 1 - curve.at(after).step_ns / curve.at(before).step_ns
     is_kept = verdict.outcome == "kept"
     done.judged += 1
