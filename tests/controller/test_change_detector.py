@@ -196,3 +196,10 @@ def test_a_jump_in_the_middle_of_a_trial_or_just_after_it_is_noticed(change_at: 
     again = [status.step for status in plant.statuses if "slower than before: searching again" in status.detail]
     assert len(again) == 1
     assert change_at + 5 <= again[0] <= change_at + 40
+
+
+def test_a_trial_learns_the_noise_of_steps_without_their_spikes() -> None:
+    pace = TrackedPace()
+    for index, pace_ms in enumerate(_steps(64, 100, 0.05, 1)):
+        pace.observe(round(pace_ms * (3 if index % 20 == 9 else 1) * MS), profiled=False)
+    assert pace.of_incumbent().step_noise == pytest.approx(0.05, rel=0.35)
