@@ -99,17 +99,22 @@ FUTILE_PAIRS = 3
 noise in under 1 % of trials."""
 
 DROP_RATIO = 1.2
-"""A candidate is dropped at once if its first DROP_STEPS judged steps are all slower than this times the present
-setting, unless its pairs look better already: then slow steps are the machine's."""
+"""A candidate is dropped at once if its first DROP_STEPS steps are all slower than this times the present setting,
+unless its pairs look better already: then slow steps are the machine's."""
+
+DROP_RATIO_QUIET = 1.1
+QUIET_NOISES = 5.0
+"""Less than DROP_RATIO, but not less than DROP_RATIO_QUIET, suffices if it is this many standard deviations of a
+step."""
 
 DROP_STEPS = 2
 """Twice as many if the present setting has such steps too (SPIKES_RATIO): two spikes in a row prove nothing."""
 
 SETTLE_RATIO = 1.1
 DROP_NOISES = 2.0
-"""Settling steps count for DROP_STEPS as well, so that a loss of half is left two steps sooner: those that are slower
-than DROP_RATIO times SETTLE_RATIO, and than that and DROP_NOISES standard deviations of a step.  A new Reducer costs up
-to half of the first step, a recompilation many times it, but at most a tenth of the second (TUNING)."""
+"""A settling step must be slower than that by SETTLE_RATIO, and than SETTLE_RATIO by DROP_NOISES standard deviations.
+A new Reducer costs up to half of the first step, and a recompilation many times it, but neither more than a tenth of
+the second (TUNING)."""
 
 SPIKES_RATIO = 0.03
 
@@ -215,7 +220,9 @@ class AbTrial:
         self._dead_band = dead_band
         self._rate = false_accept_rate
         self._drop_steps = DROP_STEPS if pace.slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
-        self._settling_bar = math.log(SETTLE_RATIO) + max(math.log(DROP_RATIO), DROP_NOISES * pace.step_noise)
+        clear = max(math.log(DROP_RATIO_QUIET), QUIET_NOISES * pace.step_noise)
+        self._bar = min(math.log(DROP_RATIO), clear)
+        self._settling_bar = math.log(SETTLE_RATIO) + max(self._bar, DROP_NOISES * pace.step_noise)
         self._slow: list[float] = []
         self.latency_steps = latency_steps
         self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
@@ -277,7 +284,7 @@ class AbTrial:
             return None
         if step.step - self._entered_step >= self._settle_steps:
             self._stretch.append(log_pace)
-            return self._drop(arm, log_pace, math.log(DROP_RATIO)) or self._judge(arm, log_pace, step)
+            return self._drop(arm, log_pace, self._bar) or self._judge(arm, log_pace, step)
         if self._settle_steps == SETTLE_STEPS:  # not while workers start, or empty what was loaded ahead
             return self._drop(arm, log_pace, self._settling_bar)
         return None

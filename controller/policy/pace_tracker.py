@@ -241,7 +241,8 @@ class TrackedPace:
         """Return what a trial is compared with; raises ValueError before the first settled step."""
         typical = self.typical
         slow = sum(log_pace > typical + math.log(DROP_RATIO) for log_pace in self._recent)
-        noise = median(abs(log_pace - typical) for log_pace in self._recent) / QUARTILE
+        # Right after a change only few steps are known, but windows from before it, too.
+        noise = max(self.window_noise, median(abs(log_pace - typical) for log_pace in self._recent) / QUARTILE)
         return IncumbentPace(
             opening=self.opening, nulls=self.nulls, typical=typical, slow_ratio=slow / len(self._recent),
             step_noise=noise, window_steps=self.window_steps,

@@ -128,12 +128,16 @@ def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidate
 
 @pytest.mark.parametrize(
     ("ratio", "noise", "steps"),
-    [(1.5, 0.02, DROP_STEPS), (1.5, 0.2, SETTLE_STEPS + DROP_STEPS), (1.25, 0.02, SETTLE_STEPS + DROP_STEPS)],
+    [(1.5, 0.02, DROP_STEPS), (1.5, 0.2, SETTLE_STEPS + DROP_STEPS), (1.15, 0.01, SETTLE_STEPS + DROP_STEPS)],
 )
 def test_a_loss_is_left_the_sooner_the_clearer_it_is(ratio: float, noise: float, steps: int) -> None:
     end, history = _play(_trial(step_noise=noise), ratio)
     assert end.cause is AbortCause.DROPPED
     assert history.count(8) == steps
+
+
+def test_a_loss_that_noise_could_be_is_judged_by_windows() -> None:
+    assert _play(_trial(step_noise=0.05), 1.15)[0].cause is AbortCause.WORSE
 
 
 @pytest.mark.parametrize("transient", [(30.0, 1.1), (1.5, 1.1), (1.1, 1.05)])
