@@ -150,7 +150,7 @@ class AbortCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialEnd:
-    """How a trial ended.  Without a completed pair `evidence` is None, and `gain_ratio` comes from the judged steps."""
+    """How a trial ended.  Without a completed pair `evidence` is None, and `gain_ratio` comes from its steps."""
 
     cause: AbortCause
     evidence: SequentialTest | None
@@ -441,6 +441,8 @@ class AbTrial:
         measured = None if self.evidence is None else self.evidence.gain_ratio
         if measured is None and self._arm == "B" and self._stretch:
             measured = gain_ratio(self._typical - location(self._stretch))
+        elif measured is None and cause is AbortCause.DROPPED:
+            measured = gain_ratio(-min(self._slow))
         return TrialEnd(cause, self.evidence, measured, detail)
 
 

@@ -134,6 +134,7 @@ def test_a_loss_is_left_the_sooner_the_clearer_it_is(ratio: float, noise: float,
     end, history = _play(_trial(step_noise=noise), ratio)
     assert end.cause is AbortCause.DROPPED
     assert history.count(8) == steps
+    assert end.gain_ratio == pytest.approx(1 - ratio, abs=0.05)
 
 
 def test_a_loss_that_noise_could_be_is_judged_by_windows() -> None:

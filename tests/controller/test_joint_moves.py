@@ -8,6 +8,7 @@ from math import ceil
 import pytest
 
 from pacecar.clock import SystemClock
+from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.capabilities import (
     COMPANIONS_MAX,
@@ -21,7 +22,8 @@ from pacecar.controller.consensus.knob_switch import KnobSwitcher
 from pacecar.controller.forecast.bucket_model import pack_buckets, play
 from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.knobs.actuator import Actuator
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.observation import JobFacts, KnobSpace, NodeView, Observation
+from pacecar.controller.policy.candidate_selection import CandidateSelection
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.curves import Curve, Point
 from tests.controller.plant import Plant, gaussian
@@ -126,6 +128,19 @@ def test_buckets_are_forecast_for_half_the_bytes() -> None:
     assert forecast.gain_ratio == pytest.approx(truth, abs=0.02)
     assert min(shares) > 0
     assert model.expect_jointly(values, (("compression", 4), ("bucket_bytes", best))) is None, "depends on shapes"
+
+
+@pytest.mark.parametrize("headroom_ratio", [None, 0.5, 0.01])
+def test_no_pair_takes_a_larger_micro_batch_while_memory_is_short(headroom_ratio: float | None) -> None:
+    kept = {"bucket_bytes": 32 * MIB, "micro_batch": 4}
+    spaces = [KnobSpace(knob, kept[knob], domain) for knob, domain in suited_curve().domains.items()]
+    selection = CandidateSelection(TuneConfig(), JobFacts("job", 2, GRADIENTS, BATCH), spaces)
+    selection.model = learned(kept, [{**kept, "micro_batch": 8}])
+    selection.beaten("micro_batch", 8)  # so it fitted
+    selection.note_node(NodeView(headroom_ratio=headroom_ratio))
+    found, _ = selection.candidates(kept)
+    joint = [dict(one.changes) for one in found if len(one.changes) > 1]
+    assert joint == ([] if headroom_ratio == 0.01 else [{"micro_batch": 8, "bucket_bytes": 8 * MIB}])
 
 
 # --- values that a knob declares to be worth a trial only together with another -------------------------
