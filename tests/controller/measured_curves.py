@@ -69,7 +69,7 @@ def gradient_bytes(model: str) -> tuple[int, ...]:
     """Return the model's gradients in the order in which backward has them: the last layer's first."""
     if model in SHAPES:
         shape = SHAPES[model]
-        return (4 * shape.parameters,) * shape.layers
+        return tuple(4 * parameters for parameters in reversed(shape.parameters))
     network, _, _ = make_model(model)
     return tuple(parameter.numel() * parameter.element_size() for parameter in reversed(list(network.parameters())))
 
