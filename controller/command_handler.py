@@ -36,7 +36,7 @@ from .memory.store_thread import JobMemory, StoreThread, store_thread_for
 from .memory_advice import TrainingMemory
 from .observation import Policy
 from .policy.hand_orders import Action, HandOrders, Order, OrderError
-from .policy.registry import make_policy
+from .policy.tuning_policy import make_policy
 from .restart_advice import advise
 from .status_reporter import DETAIL_CHARACTERS_MAX, StatusReporter
 from .tuner import Tuner

@@ -39,7 +39,7 @@ from .geometric_search import Candidate
 from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
 from .remembered_trial import LATENCY_STEPS_PRIOR, TYPICAL_STEPS_MIN, RememberedTrial
 
-__all__ = ["TuningPolicy"]
+__all__ = ["TuningPolicy", "make_policy"]
 
 NEVER_CAME_MAX = 2
 """Freeze after this many trials in a row whose switch never came: the ranks no longer agree."""
@@ -532,3 +532,13 @@ class TuningPolicy(Policy):
     def _report(self, state: TunerState, detail: str, step: Observation) -> None:
         self._state = state
         self._records.report(state, detail, self._budget.spent_ns, step)
+
+
+def make_policy(config: TuneConfig) -> Policy:
+    """Return a fresh policy of the kind `config.policy`."""
+    if config.policy == "pacecar":
+        return TuningPolicy(config)
+    from .sampler_policy import SamplerPolicy  # most jobs never load these
+    from .throughput_doubling import DoublingSampler
+
+    return SamplerPolicy(config, DoublingSampler(), name=config.policy)

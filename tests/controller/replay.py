@@ -18,7 +18,7 @@ from bench.baselines import BASELINES, make_baseline
 from pacecar.config import TuneConfig
 from pacecar.controller.forecast.gradient_readiness import ready_ns
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy
-from pacecar.controller.policy.registry import make_policy
+from pacecar.controller.policy.tuning_policy import make_policy
 from pacecar.records import BackwardWindow, Decision, Ledger, Verdict
 from tests.controller.curves import Curve, load
 

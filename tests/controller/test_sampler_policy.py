@@ -69,7 +69,7 @@ def test_advice_turns_nothing(name: str) -> None:
 
 def test_our_own_policy_loads_no_other_and_none_loads_numpy() -> None:
     code = (
-        "import sys, pacecar.controller.policy.registry as p\n"
+        "import sys, pacecar.controller.policy.tuning_policy as p\n"
         "from pacecar.config import TuneConfig as T; p.make_policy(T());"
         "assert not any('sampler' in m for m in sys.modules), 'sampler_policy';"
         "p.make_policy(T(policy='throughput-doubling')); assert any('sampler' in m for m in sys.modules);"

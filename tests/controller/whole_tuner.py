@@ -14,7 +14,7 @@ from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
 from pacecar.controller.observation import JobFacts
 from pacecar.controller.policy.hand_orders import HandOrders, Order, OrderError, OrderMemory
-from pacecar.controller.policy.registry import make_policy
+from pacecar.controller.policy.tuning_policy import make_policy
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.records import JobRecord, Knobs, Straggler

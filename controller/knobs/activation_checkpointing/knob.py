@@ -29,11 +29,11 @@ from statistics import fmean
 from torch import nn
 
 from pacecar.config import TuneConfig
+from pacecar.controller.observation import BlockCosts
 from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.timing.torch_compile import keep_out
 
-from ...observation import BlockCosts
 from ..actuator import Actuator, ActuatorError, Objection, quarters
 from ..memory_limit import beyond_memory, is_short
 from .block_probe import BlockProbe, BlockReading, elements_in
