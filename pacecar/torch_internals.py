@@ -303,6 +303,11 @@ INTERNALS: tuple[Internal, ...] = (
         Internal(_CHECKPOINT + name, ("checkpointed_blocks",), EVER, owner="CheckpointWrapper")
         for name in ("checkpoint_fn", "_checkpoint_wrapped_module")
     ),
+    *(
+        Internal(f"torch.nn.Module.{name}", ("checkpointed_blocks",), EVER, owner="module")
+        for name in ("_forward_hooks", "_forward_pre_hooks")
+    ),
+    Internal("torch.Tensor._version", ("checkpointed_blocks",), EVER),
     Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.15")),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),

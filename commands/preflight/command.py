@@ -1,7 +1,7 @@
 """Defines `pacecar preflight`: compares the nodes and links of a job with their peers before the job begins.
 
-0  nothing is slow or broken    1  something is (on other ranks than 0: this rank's node is at fault)
-2  wrong usage                  3  nothing is, of what could be told
+0  nothing is slow or broken, of what could be told    1  something is (on ranks other than 0: this rank's node is)
+2  wrong usage
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ from .pairing import AGAIN_ROUNDS, Pair, again, first_rounds
 from .text import lines
 from .verdict import judge_links, judge_nodes, nodes_to_exclude
 
-__all__ = ["FIT", "FOUND", "PARTIAL", "PreflightOptions", "run_alone", "run_preflight"]
+__all__ = ["FIT", "FOUND", "PreflightOptions", "run_alone", "run_preflight"]
 
-FIT, FOUND, PARTIAL = 0, 1, 3
+FIT, FOUND = 0, 1
+"""Exit codes.  What could not be told is no reason to fail: a prolog would take every node without a peer away."""
 
 ANSWER_SECONDS = 15.0
 """Limit of one operation between two ranks, and for the last rank to end a round after the first."""
@@ -140,7 +141,7 @@ class _Ended(BaseException):
 
 
 def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.environ) -> NoReturn:
-    """Check as one of the ranks, and end the process: FIT, FOUND (on rank 0, and on ranks to leave out) or PARTIAL.
+    """Check as one of the ranks, and end the process with FIT, or FOUND, on rank 0 and on ranks to leave out.
 
     Raises:
         JoinError: the ranks did not meet.
@@ -171,7 +172,7 @@ def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.
         result = _result(board, findings, options, time.monotonic_ns() - begun_ns)
         _print(result, backend, options, environ)
         at_fault = sorted({rank for fault in result.faults if not fault.is_between for rank in fault.ranks})
-        code = FOUND if result.faults else PARTIAL if result.untold else FIT
+        code = FOUND if result.faults else FIT
         with suppress(RuntimeError):
             board.tell("end", at_fault)
             time.sleep(0.5)  # the store is this process's
@@ -196,7 +197,7 @@ def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.envi
     passed_ns = time.monotonic_ns() - begun_ns
     result = _document(_Findings(nodes), faults, untold, passed_ns, len(devices))
     _print(result, None, options, environ)
-    return FOUND if faults else PARTIAL if untold else FIT
+    return FOUND if faults else FIT
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -164,9 +164,8 @@ class BlockProbe:
             for name, part in block.inner.named_modules():
                 own = f"its {name}." if name else "its "
                 state |= {own + key: value for key, value in vars(part).items()}
-                for key, buffer in part._buffers.items():
-                    state[own + key] = buffer
-                    state[f"{own}{key} (version)"] = None if buffer is None else buffer._version
+                for key, buffer in part.named_buffers(recurse=False):
+                    state |= {own + key: buffer, f"{own}{key} (version)": buffer._version}
         except Exception as error:  # noqa: BLE001  as said above
             reading.refuse(f"has a state that cannot be read ({_short(error)})")
         self.spent_ns += time.monotonic_ns() - begun_ns

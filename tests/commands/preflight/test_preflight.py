@@ -82,7 +82,7 @@ def test_the_slow_one_of_eight_nodes_is_named(case: str, tmp_path: Path) -> None
         assert document["wall_ns"] < 60e9
         if case == "even":
             assert checks == []
-            assert {rank.code for rank in ended} <= {0, 3}
+            assert {rank.code for rank in ended} == {0}
         else:
             assert set(checks) == {(bad,)}
             assert ("link", (bad,)) in named(document) if case == "link" else ("compute", (bad,)) in named(document)
@@ -93,7 +93,7 @@ def test_the_slow_one_of_eight_nodes_is_named(case: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_within_the_limit(tmp_path: Path) -> None:
     (tmp_path / "stop2").touch()
-    started = start_ranks([RANK, tmp_path, "--json"], 3, environ=LOOPBACK)
+    started = start_ranks([RANK, tmp_path, "--json", "--tolerance", "0.9"], 3, environ=LOOPBACK)
     pids = begin(tmp_path, started)
     try:
         started[0].process.wait(60.0)
@@ -114,7 +114,7 @@ def test_alone_it_says_what_it_cannot_compare() -> None:
         [forking_python(), "-m", "pacecar", "preflight", "--local"], cwd=ROOT, capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip
-    assert ended.returncode == 3
+    assert ended.returncode == 0
     assert "compute of cpu: no peer to compare with" in ended.stdout
 
 
