@@ -207,9 +207,10 @@ class JobKnobs:
             partial(agreement.start_gather, VoteSubject.NOISE),
         )
         self.work_share = self._open_work_share(model, batcher, hello, agreement)
-        self.blocks = open_checkpointed_blocks(
-            model, config, hello.world_size, has_use_for_memory=self._has_micro_batches, charge=charge
-        )
+        sizes = [one for one in self.micro if one.knob in config.knobs]
+        self.blocks = open_checkpointed_blocks(model, config, hello.world_size, sizes=sizes, charge=charge)
+        if self.blocks is not None:
+            batcher.samples.checkpointed = batcher.tokens.checkpointed = self.blocks.value
         self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
         """On rank 0, which decides, if compression may be tried; else None."""
@@ -231,9 +232,6 @@ class JobKnobs:
         )
         self.loaders.share, batcher.share_factor = share, share.factor
         return share
-
-    def _has_micro_batches(self) -> bool:
-        return any(knob.refusal() is None for knob in self.micro if knob.knob in self._config.knobs)
 
     def note(self, timed: TimedStep, record: StepRecord) -> None:
         """Take a measured step, on any thread: how much of it this rank worked, without waiting for others."""
@@ -263,9 +261,8 @@ class JobKnobs:
 
     def actuators(self) -> list[Actuator]:
         """Return those that the mode and the user allow."""
-        found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators]
-        found += [*self._collections, *self._engines]
-        found += [] if self.blocks is None else [self.blocks]
+        found: list[Actuator] = [] if self.blocks is None else [self.blocks]  # before what needs the room
+        found += [*self.micro, *self.ddp.actuators, *self.loaders.actuators, *self._collections, *self._engines]
         found += [] if self.work_share is None else [self.work_share]
         found += [] if self.global_batch is None else [self.global_batch]
         return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]

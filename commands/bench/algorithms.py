@@ -25,6 +25,8 @@ import msgspec
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from pacecar.safe_files import output
+
 from ..joining_ranks import JoinError, choose_backend
 from ..shared_options import complain, print_json
 from .document import AlgorithmsBench, NetBench, SettingBench
@@ -144,7 +146,8 @@ def _report(result: AlgorithmsBench, csv: Path | None, *, as_json: bool) -> None
         for line in winner_lines(result):
             click.echo(line)
     if csv is not None and any(one.bench is not None for one in result.settings):
-        csv.write_text(tuner_csv(result))
+        with output(csv) as file:
+            file.write(tuner_csv(result).encode())
 
 
 def _leave(store: Store, environ: Mapping[str, str]) -> None:

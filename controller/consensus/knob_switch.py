@@ -139,16 +139,16 @@ class KnobSwitcher:
             return False
         if proposal.kind is ProposalKind.REHEARSAL:
             return proposal.values == present
+        beside = {space.knob: new for space, new in zip(spaces, proposal.values, strict=True)}
         return all(
-            new == old if space.knob in self.barred else now == old and (new == old or self._is_allowed(space, new))
+            new == old
+            if space.knob in self.barred
+            else now == old and (new == old or self._is_allowed(space, new, beside))
             for space, now, old, new in zip(spaces, present, self.agreed(), proposal.values, strict=True)
         )
 
-    def _is_allowed(self, space: KnobSpace, value: int) -> bool:
-        return value in space.domain and not self._is_barred(space.knob, value)
-
-    def _is_barred(self, knob: str, value: int) -> bool:
-        return knob in self.barred or self._actuators[knob].is_barred(value)
+    def _is_allowed(self, space: KnobSpace, value: int, beside: Mapping[str, int]) -> bool:
+        return value in space.domain and not self._actuators[space.knob].is_barred(value, beside)
 
     def carry_out(self, proposal: SwitchProposal) -> Switch:
         """Apply `proposal`.  If any rank fails, all ranks apply the old values again and bar the knobs."""

@@ -6,15 +6,17 @@ Class, kind and the meaning of a knob's values are in `pacecar.knobs`.  To undo 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
+from types import MappingProxyType
 
 from pacecar.knobs import KnobName
 
 from .batch.share_plan import RankWork
 
 __all__ = [
+    "NOTHING_BESIDE",
     "Actuator",
     "ActuatorError",
     "Gather",
@@ -23,6 +25,8 @@ __all__ = [
     "powers_of_two",
     "quarters",
 ]
+
+NOTHING_BESIDE: Mapping[str, int] = MappingProxyType({})
 
 Gather = Callable[[], list[list[float]] | None]
 """Waits for the numbers of all ranks and returns them in order of rank; None if they cannot be had."""
@@ -136,8 +140,11 @@ class Actuator(ABC):
     def close(self) -> None:  # noqa: B027  most knobs have nothing to undo
         """Undo, on this rank alone, what must not outlive pacecar; may be called again."""
 
-    def is_barred(self, value: int) -> bool:
-        """Return whether `value` turned out to be unusable, which all ranks learn in the same step."""
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
+        """Return whether `value` turned out to be unusable, which all ranks learn in the same step.
+
+        `beside`: the values that all knobs will have then; without it as they are.
+        """
         return False
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
 from ..observation import ShardedBytes
-from .actuator import Actuator, ActuatorError, Objection, quarters
+from .actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection, quarters
 from .memory_limit import beyond_memory, is_short
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
@@ -268,7 +268,7 @@ class ReshardActuator(Actuator):
         """Return a hash of the modules and of what each does."""
         return f"{self._shards.layout()} {self._read()}"
 
-    def is_barred(self, value: int) -> bool:
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether this rank lacks the memory for `value` now: it votes no, and all ranks stay as they are."""
         reason = "memory became short before" if self._objects and value < self.value() else self._beyond(value)
         if reason is not None and not self._was_short:

@@ -29,14 +29,14 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from pacecar.config import TuneConfig
 from pacecar.kernel_files.reader import KernelFiles
 
-from .actuator import Actuator, ActuatorError, Objection
+from .actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection
 from .dataloader.worker_limits import available_bytes
 
 __all__ = ["AUTOMATIC", "CollectionSchedule", "GcIntervalActuator", "gc_knobs"]
@@ -180,7 +180,7 @@ class GcIntervalActuator(Actuator):
             self._take_over(value)
         self._value = value
 
-    def is_barred(self, value: int) -> bool:
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether this rank objected; only 0 is possible then."""
         return value != AUTOMATIC and self._objection is not None
 

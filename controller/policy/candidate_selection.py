@@ -109,7 +109,9 @@ class CandidateSelection:
         best = max([0.0, *(known_gain(one.forecast) or 0.0 for one in found)])
         dead_band = self._config.dead_band
         joint = self._joint.candidates(kept, self._firsts(kept, found), self.model, best=best, dead_band=dead_band)
-        return found + joint, left_out
+        # What needs another knob is not tried on a guess before that knob was tried alone.
+        alone = {one.changes[0] for one in found}
+        return found + [one for one in joint if one.forecast is not None or alone.isdisjoint(one.changes)], left_out
 
     def _firsts(self, kept: dict[str, int], found: Sequence[Candidate]) -> dict[str, list[int]]:
         """Return the values whose best buckets are worth a look: what could be tried alone, and what was."""

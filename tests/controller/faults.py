@@ -325,6 +325,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batche
     from pacecar.controller.tuner import Tuner
     from pacecar.profiler.transport.side_group import SideGroup
     from pacecar.records import Knobs
+    from tests.kit.larger_size import LargerSize
 
     class Collections(GcIntervalActuator):
         def refusal(self) -> str | None:
@@ -374,9 +375,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batche
         )  # fmt: skip
         loader, batcher.share_factor = SwitchableLoader(loader, share), share.factor
         buckets = BucketActuator(config, DdpReducer(model))
-        blocks = open_checkpointed_blocks(
-            model, config, world, has_use_for_memory=lambda: True, charge=lambda cost_ns: None
-        )
+        blocks = open_checkpointed_blocks(model, config, world, sizes=[LargerSize()], charge=lambda cost_ns: None)
         actuators = [buckets, MicroBatchActuator(model, batcher, config), share, blocks]
     actuators.append(Collections(HostAndDeviceMemory(torch.device("cpu"))))
     in_force = [Knobs()]

@@ -29,6 +29,7 @@ from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPeers
 from pacecar.kernel_files.memory import rows_bytes
 from pacecar.records import Verdict
+from tests.kit.larger_size import LargerSize
 from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
 WIDTH, SAMPLES, BLOCKS = 128, 256, 8
@@ -89,7 +90,7 @@ def interleaved(pairs: int) -> dict[str, Any]:
     """Train with all blocks checkpointed and with none, in the order A B B A; return seconds and memory."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     loop, charged = Loop(wraps=True), [0]
-    knob = open_checkpointed_blocks(loop.model, TuneConfig(), WORLD, has_use_for_memory=bool, charge=charged.append)
+    knob = open_checkpointed_blocks(loop.model, TuneConfig(), WORLD, sizes=(), charge=charged.append)
     assert knob is not None
     for _ in range(4):
         loop.train()
@@ -163,7 +164,7 @@ def turned(kind: str, *, is_turned: bool) -> dict[str, Any]:
     else:
         model, _ = make(wraps=kind == "wrapped", static_graph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    knob = open_checkpointed_blocks(model, TuneConfig(), WORLD, has_use_for_memory=lambda: True, charge=lambda ns: None)
+    knob = open_checkpointed_blocks(model, TuneConfig(), WORLD, sizes=[LargerSize()], charge=lambda ns: None)
     assert knob is not None
     seen = []
     for step in range(12):
@@ -206,10 +207,9 @@ def capped(blocks: int, room_mib: int) -> dict[str, Any]:
     trials, peers = OomSafeTrial(model, batcher), Peers()
     trials.join(peers)
     micro = MicroBatchActuator(model, batcher, TuneConfig(), trials)
-    knob = open_checkpointed_blocks(
-        model, TuneConfig(), WORLD, has_use_for_memory=lambda: micro.refusal() is None, charge=lambda cost: None
-    )
+    knob = open_checkpointed_blocks(model, TuneConfig(), WORLD, sizes=[micro], charge=lambda cost: None)
     assert knob is not None
+    batcher.samples.checkpointed = knob.value
     losses, generator = [], torch.Generator().manual_seed(RANK)
 
     def train() -> None:
@@ -238,7 +238,66 @@ def capped(blocks: int, room_mib: int) -> dict[str, Any]:
     }
 
 
+WIDE, FEW, MANY = 4096, 32, 256
+"""Numbers that a hungry block keeps of each sample, and samples of the first micro-batch and of the batch."""
+
+
+class Hungry(nn.Module):
+    """Keeps much of a sample and computes little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bend = nn.Parameter(torch.ones(WIDE)), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bend(x[:, :1] * self.weight).mean(1, keepdim=True)
+
+
+def joint(steps_max: int, room_mib: int, seconds: float) -> dict[str, Any]:
+    """Let the tuner find what fits into a limit of memory, where each micro-batch costs `seconds` whatever its size."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(*[Hungry() for _ in range(BLOCKS)]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tuning = {
+        "remember": False, "crew": False, "windows": False, "exploration_budget": 0.3, "overhead_budget": 0.1,
+        "knobs": ("micro_batch", "checkpointed_blocks"), "socket": "/nonexistent/pacecar.sock",
+    }  # fmt: skip
+    losses, values = [], []
+
+    def loss_of(part: Tensor) -> Tensor:
+        time.sleep(seconds)
+        loss: Tensor = (model(part) - 1).square().mean()
+        return loss
+
+    with pacecar.attach(model, optimizer, tune="exact", micro_batch=FEW, **tuning) as pacer:
+        records = records_of(pacer)
+        generator = torch.Generator().manual_seed(RANK)
+        while len(losses) < steps_max:
+            optimizer.zero_grad()
+            losses.append(pacer.train_batch(torch.randn(MANY, 8, generator=generator), loss_of).item())
+            optimizer.step()
+            values.append([pacer.knobs.values.get(knob) for knob in ("micro_batch", "checkpointed_blocks")])
+            if len(losses) == 8:
+                most = resident_bytes("VmData") + room_mib * 2**20
+                resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        refused = {} if pacer._tuner is None else pacer._tuner.refused
+        status = None if pacer._tuner is None or pacer._tuner.status is None else pacer._tuner.status.detail
+        verdicts = [(r.knob, r.outcome, r.measured_gain_ratio, r.reason) for r in records if isinstance(r, Verdict)]
+    return {
+        "losses": losses,
+        "values": values,
+        "refused": refused,
+        "status": status,
+        "verdicts": verdicts,
+        "do_agree": do_models_agree(torch.cat([p.detach().flatten() for p in model.parameters()])),
+    }
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
+    if "seconds" in options:
+        return joint(options["steps"], options["room_mib"], options["seconds"])
     if "pairs" in options:
         return interleaved(options["pairs"])
     if "kind" in options:

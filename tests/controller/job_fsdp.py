@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import pacecar
 from pacecar.config import TuneConfig
-from pacecar.controller.knobs import fsdp2
+from pacecar.controller.knobs import memory_limit
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.controller.policy.hand_orders import Order
 from pacecar.kernel_files.reader import KernelFiles
@@ -120,9 +120,9 @@ def shrinks(steps_max: int) -> dict[str, Any]:
         if RANK == WORLD - 1:
             proc = Path(tempfile.mkdtemp())
             (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 30 kB\n")
-            fsdp2.KernelFiles = lambda: KernelFiles(proc=proc)  # type: ignore[misc, assignment]
+            memory_limit.KernelFiles = lambda: KernelFiles(proc=proc)  # type: ignore[misc, assignment]
         train_until(5, 20)
-    fsdp2.KernelFiles = KernelFiles  # type: ignore[misc]
+    memory_limit.KernelFiles = KernelFiles  # type: ignore[misc]
     net, optimizer = make({})
     expected = [train(net, optimizer, step, 1) for step in range(len(seen))]
     return {

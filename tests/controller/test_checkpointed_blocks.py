@@ -31,10 +31,13 @@ from pacecar.controller.knobs.activation_checkpointing.knob import (
     open_checkpointed_blocks,
 )
 from pacecar.controller.knobs.actuator import ActuatorError, Objection
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.observation import BlockCosts, JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.geometric_search import GeometricSearch
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.torch_internals import forget, suppose_missing
+from tests.kit.larger_size import LargerSize
 
 WIDTH, SAMPLES = 16, 8
 
@@ -80,7 +83,8 @@ def train(
 
 def knob_of(net: nn.Module, *, is_useful: bool = True, charged: list[int] | None = None) -> CheckpointedBlocksActuator:
     costs: list[int] = [] if charged is None else charged
-    knob = open_checkpointed_blocks(net, TuneConfig(), 1, has_use_for_memory=lambda: is_useful, charge=costs.append)
+    sizes = [LargerSize()] if is_useful else []
+    knob = open_checkpointed_blocks(net, TuneConfig(), 1, sizes=sizes, charge=costs.append)
     assert knob is not None
     return knob
 
@@ -247,11 +251,44 @@ def test_without_a_use_for_the_memory_plain_blocks_are_left_alone() -> None:
     assert measured(stack(), is_useful=False).refusal() is None
 
 
+def test_more_checkpointed_blocks_than_the_script_has_are_tried_with_a_larger_micro_batch_only() -> None:
+    knob = measured(stack(wraps=False))
+    assert [knob.companions(value) for value in (0, 1)] == [(), (("micro_batch", 2),)]
+    assert measured(stack()).companions(1) == ()
+
+
+class WithoutDropout(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()
+
+
+def test_a_size_that_did_not_fit_may_fit_with_more_checkpointed_blocks_and_bars_fewer() -> None:
+    net = stack(WithoutDropout, wraps=False)
+    batcher = MicroBatcher(net, 1)
+    batcher.batch_samples = 4
+    micro = MicroBatchActuator(net, batcher, TuneConfig())
+    knob = open_checkpointed_blocks(net, TuneConfig(), 1, sizes=[micro], charge=print)
+    assert knob is not None
+    batcher.samples.checkpointed = knob.value
+    train(net, 4, lambda step: knob.on_boundary())
+    micro.apply(4)
+    assert batcher.samples.retreat() == (4, 1)
+    assert [micro.is_barred(4), micro.is_barred(4, {"checkpointed_blocks": 1, "micro_batch": 4})] == [True, False]
+    with pytest.raises(ActuatorError, match="did not fit"):
+        micro.apply(4)
+    knob.apply(2)
+    micro.apply(4)
+    assert not knob.is_barred(1, {"checkpointed_blocks": 1, "micro_batch": 4})
+    assert knob.is_barred(0, {"checkpointed_blocks": 0, "micro_batch": 4}), "that did not fit"
+    assert not knob.is_barred(0, {"checkpointed_blocks": 0, "micro_batch": 1})
+
+
 def test_a_model_without_repeated_blocks_has_no_such_knob() -> None:
     for net in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))):
-        assert open_checkpointed_blocks(net, TuneConfig(), 1, has_use_for_memory=bool, charge=print) is None
+        assert open_checkpointed_blocks(net, TuneConfig(), 1, sizes=(), charge=print) is None
     left_out = TuneConfig(knobs=("micro_batch",))
-    assert open_checkpointed_blocks(stack(), left_out, 1, has_use_for_memory=bool, charge=print) is None
+    assert open_checkpointed_blocks(stack(), left_out, 1, sizes=(), charge=print) is None
 
 
 def test_the_largest_list_is_taken() -> None:

@@ -47,6 +47,7 @@ def test_keeping_activations_saves_the_second_forward_and_takes_the_memory_that_
     assert expected == pytest.approx(fmean(gains), abs=0.1)
 
 
+@pytest.mark.alone  # beside other programs nothing can be proven in so few steps
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_the_tuner_finds_it_and_the_losses_are_equal_to_the_bit(run_ranks: Any) -> None:
@@ -98,3 +99,21 @@ def test_under_a_limit_of_memory_checkpointing_makes_a_larger_micro_batch_fit(ru
     # the estimate that such a move needs: what all blocks keep of the batch does not fit, what one keeps does
     sample_bytes = with_it[0]["sample_bytes"]
     assert BLOCKS * sample_bytes * CAPPED_SAMPLES > ROOM_MIB * 2**20 > sample_bytes * CAPPED_SAMPLES
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_larger_micro_batch_that_does_not_fit_is_tried_with_more_checkpointed_blocks(run_ranks: Any) -> None:
+    (ranks,) = run_ranks("job_checkpointed_blocks.py", 2, [{"steps": 125, "room_mib": 9, "seconds": 0.08}])
+    for rank in ranks:
+        assert rank["refused"] == {}
+        assert rank["do_agree"]
+    assert ranks[0]["values"] == ranks[1]["values"], "all ranks switch at the same steps"
+    verdicts = ranks[0]["verdicts"]
+    print(verdicts, ranks[0]["status"])  # noqa: T201
+    barred = next(at for at, (micro, blocks) in enumerate(ranks[0]["values"]) if micro > 32 and blocks == 0)
+    after = ranks[0]["values"][barred + 2 :]
+    assert any(micro > 32 and blocks > 0 for micro, blocks in after)
+    assert not any(micro > 32 and blocks == 0 for micro, blocks in after), "alone it did not fit"
+    assert {"checkpointed_blocks", "micro_batch"} == {knob for knob, outcome, *_ in verdicts if outcome == "kept"}

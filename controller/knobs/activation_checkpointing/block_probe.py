@@ -38,7 +38,7 @@ from pacecar.profiler.hook.module_calls import CallObserver, first_tensor, guess
 from pacecar.torch_internals import find, need
 
 from ..dataloader.randomness_check import fingerprint
-from .blocks import Block
+from .blocks import RepeatedBlock
 
 __all__ = ["BlockProbe", "BlockReading"]
 
@@ -83,7 +83,7 @@ class BlockReading:
 class BlockProbe:
     """Measures `blocks` of the model `whole` between `open` and `close`, one step apart."""
 
-    def __init__(self, whole: nn.Module, blocks: Sequence[Block], device: torch.device) -> None:
+    def __init__(self, whole: nn.Module, blocks: Sequence[RepeatedBlock], device: torch.device) -> None:
         self._whole = whole
         self._blocks = blocks
         self._device = device
@@ -120,7 +120,7 @@ class BlockProbe:
     def _count_forward(self, *_: object) -> None:
         self._forwards += torch.is_grad_enabled()
 
-    def _measured(self, block: Block, reading: BlockReading) -> Any:  # noqa: ANN401  an Around
+    def _measured(self, block: RepeatedBlock, reading: BlockReading) -> Any:  # noqa: ANN401  an Around
         run = block.transformed(lambda function: self._counted(block, reading, function))
 
         def around(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -155,7 +155,7 @@ class BlockProbe:
                 events[1].record()
                 reading.events.append((events[0], events[1]))
 
-    def _state(self, block: Block, reading: BlockReading) -> dict[str, object]:
+    def _state(self, block: RepeatedBlock, reading: BlockReading) -> dict[str, object]:
         """Return what a forward could change and no checkpoint restores: attributes, buffers, random numbers."""
         state: dict[str, object] = {}
         begun_ns = time.monotonic_ns()
@@ -171,7 +171,7 @@ class BlockProbe:
         self.spent_ns += time.monotonic_ns() - begun_ns
         return state
 
-    def _counted(self, block: Block, reading: BlockReading, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, block: RepeatedBlock, reading: BlockReading, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with everything measured that it saves, or its time when it runs again in backward."""
 
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the block's forward is

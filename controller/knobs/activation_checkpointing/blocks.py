@@ -41,7 +41,7 @@ from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, is_fsdp1, 
 from pacecar.profiler.timing.torch_compile import skip_frame
 from pacecar.torch_internals import lacking
 
-__all__ = ["Block", "Transform", "find_blocks", "refusal_of", "whole_of"]
+__all__ = ["RepeatedBlock", "Transform", "find_blocks", "refusal_of", "whole_of"]
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Wraps the function whose activations a block keeps or computes again."""
@@ -50,7 +50,7 @@ HARMLESS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_ch
 """Keywords of torch's checkpoint that are understood; the values of some are refused."""
 
 
-class Block(ABC):
+class RepeatedBlock(ABC):
     """One repeated part of a model.  `module` is what is called, `inner` what computes the activations."""
 
     is_checkpointed_at_home: bool
@@ -101,7 +101,7 @@ class Block(ABC):
         """Return what has the block run as the script has it, with `transform` applied to what computes."""
 
 
-class WrappedBlock(Block):
+class WrappedBlock(RepeatedBlock):
     """A `CheckpointWrapper`."""
 
     is_checkpointed_at_home = True
@@ -152,7 +152,7 @@ class WrappedBlock(Block):
         return around
 
 
-class PlainBlock(Block):
+class PlainBlock(RepeatedBlock):
     """A module that the script does not checkpoint."""
 
     is_checkpointed_at_home = False
@@ -181,13 +181,13 @@ def whole_of(model: nn.Module) -> nn.Module:
     return find_ddp(model) or find_fsdp(uncompiled(model)) or model
 
 
-def find_blocks(whole: nn.Module) -> list[Block]:
+def find_blocks(whole: nn.Module) -> list[RepeatedBlock]:
     """Return the blocks of a model in registration order: all wrapped ones, or else the largest list of plain ones."""
-    wrapped: list[Block] = [WrappedBlock(n, m) for n, m in whole.named_modules() if _is_wrapper(m)]
+    wrapped: list[RepeatedBlock] = [WrappedBlock(n, m) for n, m in whole.named_modules() if _is_wrapper(m)]
     return wrapped or [PlainBlock(name, module) for name, module in max(_lists(whole), key=_weight, default=())]
 
 
-def refusal_of(model: nn.Module, blocks: Sequence[Block], world_size: int) -> str | None:
+def refusal_of(model: nn.Module, blocks: Sequence[RepeatedBlock], world_size: int) -> str | None:
     """Return why no block of `model`, as the loop calls it, can be switched, or None."""
     whole = whole_of(model)
     if len(blocks) < 2:

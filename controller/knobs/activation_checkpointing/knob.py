@@ -4,7 +4,7 @@ Checkpointing trades a second forward of a block for the memory of its activatio
 the batch that barely fits, or leave it out.  Here it follows free memory, in quarters of the blocks:
 
     fewer than the script has    saves the second forward of the blocks that keep their activations
-    more than the script has     is slower alone; it frees memory, so that a larger micro-batch fits
+    more than the script has     is slower alone; it frees memory, so it is tried together with a larger micro-batch
 
 The blocks that keep theirs are the last ones in forward: backward needs them first.  When it begins, they and the
 inputs of all others are held; when the first checkpointed block runs again, they are gone.  So the first one that keeps
@@ -23,18 +23,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import cast
 
 from torch import nn
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import BlockCosts
+from pacecar.knobs import KnobName
 from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.timing.torch_compile import keep_out
 
-from ..actuator import Actuator, ActuatorError, Objection, quarters
+from ..actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection, quarters
 from ..memory_limit import beyond_memory, is_short
 from .block_probe import BlockProbe, BlockReading, elements_in
 from .blocks import find_blocks, refusal_of, whole_of
@@ -47,6 +49,9 @@ PROBE_BOUNDARY = 2
 CHECK_BOUNDARIES = 4
 """Boundaries between two looks at memory, which take some 50 us."""
 
+SIZES_MAX = 6
+"""Larger micro-batches that are tried with more checkpointed blocks, the smallest ones."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -55,17 +60,17 @@ def open_checkpointed_blocks(
     config: TuneConfig,
     world_size: int,
     *,
-    has_use_for_memory: Callable[[], bool],
+    sizes: Sequence[Actuator],
     charge: Callable[[int], None],
 ) -> CheckpointedBlocksActuator | None:
     """Return the knob; None if the user left it out or the model has no blocks.
 
-    `has_use_for_memory` tells, after the first steps, whether something would take memory that checkpointing frees;
-    `charge` takes the ns that measuring cost.
+    `sizes` are the knobs that take the memory that checkpointing frees: the micro-batch's.  `charge` takes the ns that
+    measuring cost.
     """
     if "checkpointed_blocks" not in config.knobs:
         return None
-    knob = CheckpointedBlocksActuator(model, world_size, has_use_for_memory=has_use_for_memory, charge=charge)
+    knob = CheckpointedBlocksActuator(model, world_size, sizes=sizes, charge=charge)
     return knob if knob.blocks else None
 
 
@@ -79,13 +84,13 @@ class CheckpointedBlocksActuator(Actuator):
         model: nn.Module,
         world_size: int,
         *,
-        has_use_for_memory: Callable[[], bool],
+        sizes: Sequence[Actuator],
         charge: Callable[[int], None],
     ) -> None:
         self._model = model
         self._whole = whole_of(model)
         self._world_size = world_size
-        self._has_use_for_memory = has_use_for_memory
+        self._sizes = sizes
         self._charge = charge
         self._device = model_device(self._whole)
         self.blocks = find_blocks(self._whole)
@@ -96,7 +101,7 @@ class CheckpointedBlocksActuator(Actuator):
         self._readings: list[BlockReading] = []
         self._step_ns = 1
         self._refusal: str | None = "the blocks were not measured yet"
-        self._sizes: CallObserver | None = None
+        self._size_observer: CallObserver | None = None
         self._elements_max = 0
         self._was_short = False
         self._objection: Objection | None = None
@@ -119,7 +124,7 @@ class CheckpointedBlocksActuator(Actuator):
 
     def _begin_probe(self) -> None:
         self._refusal = refusal_of(self._model, self.blocks, self._world_size)
-        if self._refusal is None and not self._is_wrapped and not self._has_use_for_memory():
+        if self._refusal is None and not self._is_wrapped and not self._larger_sizes():
             self._refusal = "no block is checkpointed, and no larger micro-batch could use the memory that it frees"
         if self._refusal is None:
             self._probe = BlockProbe(self._whole, self.blocks, self._device)
@@ -135,7 +140,7 @@ class CheckpointedBlocksActuator(Actuator):
         self._refusal = next((one.refusal for one in probe.readings if one.refusal is not None), None)
         self._elements_max = probe.readings[0].elements
         if self._refusal is None:
-            self._sizes = observe_calls(self.blocks[0].module, self._note_size)
+            self._size_observer = observe_calls(self.blocks[0].module, self._note_size)
 
     def _note_size(self, _: nn.Module, args: object, kwargs: object) -> None:
         self._elements_max = max(self._elements_max, elements_in((args, kwargs)))
@@ -180,18 +185,31 @@ class CheckpointedBlocksActuator(Actuator):
             return self._beyond(quarters(len(self.blocks))[-2])
         return self._refusal
 
+    def companions(self, value: int) -> tuple[tuple[KnobName, int], ...]:
+        """Return the larger micro-batches, with each of which more checkpointed blocks than the script has may pay."""
+        return self._larger_sizes() if value > self._home else ()
+
+    def _larger_sizes(self) -> tuple[tuple[KnobName, int], ...]:
+        live = [knob for knob in self._sizes if knob.refusal() is None]
+        larger = [(cast(KnobName, knob.knob), size) for knob in live for size in knob.domain() if size > knob.value()]
+        return tuple(larger[:SIZES_MAX])
+
     def layout(self) -> str:
         """Return a hash of the blocks' names, classes and sizes."""
         alike = [(b.name, type(b.inner).__name__, sum(p.numel() for p in b.inner.parameters())) for b in self.blocks]
         return hashlib.blake2b(repr(alike).encode(), digest_size=8).hexdigest()
 
-    def is_barred(self, value: int) -> bool:
-        """Return whether this rank lacks the memory for `value` now: it votes no, and all ranks stay as they are."""
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
+        """Return whether this rank lacks the memory for `value` now: it votes no, and all ranks stay as they are.
+
+        So it does where the micro-batch that will be in force then did not fit beside so few checkpointed blocks.
+        """
         reason = self._beyond(value)
         if reason is not None and not self._was_short:
             logger.warning("pacecar: checkpointed_blocks stays at %d: at %d %s", self._value, value, reason)
         self._was_short = reason is not None
-        return reason is not None or (value < self._home and self._objection is not None)
+        takes_room = any(knob.is_barred(beside[knob.knob], beside) for knob in self._sizes if knob.knob in beside)
+        return reason is not None or takes_room or (value < self._home and self._objection is not None)
 
     def apply(self, value: int) -> None:
         """Checkpoint the first `value` blocks, from the next forward on.
@@ -219,6 +237,6 @@ class CheckpointedBlocksActuator(Actuator):
     def close(self) -> None:
         """Stop measuring; the blocks stay as all ranks agreed, because the micro-batch may need the memory."""
         self._end_probe()
-        if self._sizes is not None:
-            self._sizes.remove()
-            self._sizes = None
+        if self._size_observer is not None:
+            self._size_observer.remove()
+            self._size_observer = None

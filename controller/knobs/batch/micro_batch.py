@@ -35,12 +35,15 @@ class MicroBatchLimit:
     """A bound on micro-batches that is the same on all ranks: what is in force, what fitted, and what did not.
 
     Every rank makes the same calls in the same order, so all hold the same sizes for proven.  The script's first size
-    counts as proven: whether it fits is the script's own affair.
+    counts as proven: whether it fits is the script's own affair.  What did not fit may fit where more blocks are
+    checkpointed; `checkpointed` returns how many are.
     """
 
     def __init__(self, value: int | None = None) -> None:
         self.value = value
-        self.barred_from: int | None = None
+        self.checkpointed: Callable[[], int] = int  # none, unless they can be turned
+        self._barred: list[tuple[int, int]] = []
+        """Sizes that did not fit, each with the number of checkpointed blocks then."""
         self.fallback: int | None = None
         """The last proven size that was in force."""
         self._proven: int | None = None
@@ -58,7 +61,7 @@ class MicroBatchLimit:
         """
         if value < 1:
             raise ActuatorError(f"{value} is below 1")
-        if self.is_barred(value):
+        if self.is_barred(value, self.checkpointed()):
             raise ActuatorError(f"{value} did not fit into memory before")
         if self._proven is None:
             self._proven = present
@@ -66,9 +69,9 @@ class MicroBatchLimit:
             self.fallback = present
         self.value = value
 
-    def is_barred(self, value: int) -> bool:
-        """Return whether `value` is at least as large as one that did not fit."""
-        return self.barred_from is not None and value >= self.barred_from
+    def is_barred(self, value: int, checkpointed: int) -> bool:
+        """Return whether `value` is at least as large as one that did not fit with as many `checkpointed` blocks."""
+        return any(value >= size and checkpointed <= blocks for size, blocks in self._barred)
 
     def prove(self) -> None:
         """Record that the size in force fits, on all ranks."""
@@ -79,8 +82,9 @@ class MicroBatchLimit:
         """Bar the size in force, which does not fit on some rank, and go back; return the barred and the new size."""
         assert self.value is not None, "the whole batch always counts as proven"
         assert self.fallback is not None, "a size is unproven only after it was turned"
-        self.barred_from, self.value = self.value, self.fallback
-        return self.barred_from, self.value
+        barred, self.value = self.value, self.fallback
+        self._barred.append((barred, self.checkpointed()))
+        return barred, self.value
 
 
 class MicroBatcher:

@@ -12,13 +12,14 @@ slower), with a fifth of the device's memory to spare.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
 
-from ..actuator import Actuator, ActuatorError
+from ..actuator import NOTHING_BESIDE, Actuator, ActuatorError
 from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
 from .oom_safe_trial import OomSafeTrial
@@ -46,9 +47,10 @@ class _SizeActuator(Actuator):
     @abstractmethod
     def _limit(self) -> MicroBatchLimit: ...
 
-    def is_barred(self, value: int) -> bool:
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether `value` did not fit into memory on some rank."""
-        return self._limit().is_barred(value)
+        limit = self._limit()
+        return limit.is_barred(value, beside.get("checkpointed_blocks", limit.checkpointed()))
 
     def apply(self, value: int) -> None:
         """Split the next batches by `value`.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from pacecar.knobs import by_name
 from pacecar.profiler.ranks.data_parallel import find_ddp
 
-from ..actuator import Actuator, ActuatorError, Objection, StartGather
+from ..actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection, StartGather
 from .micro_batch import MicroBatcher
 from .micro_batch_eligibility import inexact
 from .share_plan import RankWork, plan_shares, shares_text
@@ -216,7 +216,7 @@ class WorkShareActuator(Actuator):
         fields = ("total_size", "shuffle", "seed", "drop_last", "num_replicas")
         return str([self._even, self._epochs, *(getattr(sampler, name) for name in fields)])
 
-    def is_barred(self, value: int) -> bool:
+    def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether the shares of `value` cannot be computed yet."""
         return value != 0 and (self._odd is not None or (value not in self._shares and self.work() is None))
 
