@@ -186,7 +186,7 @@ def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.
 def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.environ) -> int:
     """Check this machine only, its GPUs one after the other; return the exit code."""
     begun_ns = time.monotonic_ns()
-    host = socket.gethostname()
+    host = _host(environ)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
     nodes = [
@@ -200,6 +200,11 @@ def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.envi
     return FOUND if faults else FIT
 
 
+def _host(environ: Mapping[str, str]) -> str:
+    """Return the name by which the launcher knows this node: Slurm's, a pod's `NODE_NAME`, else the host's."""
+    return environ.get("SLURMD_NODENAME") or environ.get("NODE_NAME") or socket.gethostname()
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise _Ended
 
@@ -208,7 +213,7 @@ def _check_all(
     board: _Board, findings: _Findings, device: torch.device, options: PreflightOptions, environ: Mapping[str, str]
 ) -> None:
     """Take part in all phases; on rank 0 also collect, and decide who meets again."""
-    host = socket.gethostname()
+    host = _host(environ)
     board.come(host)
     board.leave("begin", None)  # so that all measure under the same load
     is_first_here = environ.get("LOCAL_RANK", "0") == "0"

@@ -58,7 +58,7 @@ def leave_out(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
     if "SLURM_JOB_ID" in environ:
         return f"leave out: sbatch --exclude={','.join(hosts)}"
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return f"leave out: kubectl cordon {environ.get('NODE_NAME') or ' '.join(hosts)}"
+        return f"leave out: kubectl cordon {' '.join(hosts)}"
     if "OMPI_COMM_WORLD_SIZE" in environ or "PRTE_MCA_prte_launch" in environ:
         return f"leave out of the host file: {' '.join(hosts)}"
     return f"leave out: {' '.join(hosts)}"
