@@ -82,7 +82,13 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     with (
         nullcontext() if quota is None or RANK == 0 else cpu_quota(quota, period_us=10_000),
         pacecar.attach(
-            model, optimizer, tune=options["tune"], remember=False, crew=False, windows=False, overhead_budget=0.05
+            model,
+            optimizer,
+            tune=options["tune"],
+            remember=False,
+            crew=bool(options.get("by_hand")),
+            windows=False,
+            overhead_budget=0.05,
         ) as pacer,
     ):
         records = records_of(pacer)
