@@ -1,6 +1,7 @@
 """Defines `pacecar preflight`: compares the nodes and links of a job with their peers before the job begins.
 
-0  nothing is slow or broken, of what could be told    1  something is (on ranks other than 0: this rank's node is)
+0  nothing is slow or broken, of what could be told
+1  something is (on ranks other than 0: this rank's node is), or the ranks did not meet
 2  wrong usage
 """
 

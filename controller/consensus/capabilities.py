@@ -17,8 +17,9 @@ from ..observation import KnobSpace
 
 __all__ = ["OFFER_WORDS", "KnobOffer", "Offer", "decode_offer", "encode_offer", "live_knobs", "space_hash"]
 
-OFFER_WORDS = 1152
-"""Size of an offer on the wire in 64-bit words: 9 KiB hold KNOBS_MAX knobs with DOMAIN_MAX values each."""
+OFFER_WORDS = 1536
+"""Size of an offer on the wire in 64-bit words: 12 KiB hold KNOBS_MAX knobs with DOMAIN_MAX values each, two of them
+with all companions."""
 
 DOMAIN_MAX = 64
 """A knob never tries more values than this; an offer keeps those nearest to the present value."""

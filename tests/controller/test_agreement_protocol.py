@@ -5,14 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.controller.consensus.capabilities import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
+from pacecar.controller.consensus.capabilities import (
+    COMPANIONS_MAX,
+    DOMAIN_MAX,
+    KnobOffer,
+    Offer,
+    decode_offer,
+    encode_offer,
+    live_knobs,
+)
 from pacecar.controller.consensus.protocol import (
     CALM_NS,
     CALM_PERIOD,
+    KNOBS_MAX,
     LEISURE_PERIOD,
     LEISURE_QUEUE_MAX,
     LONG_STEP_NS,
@@ -366,6 +376,14 @@ def test_an_offer_crosses_the_wire_and_fits(value: int, domain: set[int], refusa
     assert value in got.domain
     assert set(got.domain) <= domain | {value}
     assert (got.refusal is None) == (refusal is None)
+
+
+def test_as_many_knobs_with_as_many_values_as_there_may_be_fit() -> None:
+    domain = tuple(2**40 + i for i in range(DOMAIN_MAX))
+    pairs = tuple((one, "checkpointed_blocks", 2**40) for one in domain[:COMPANIONS_MAX])
+    knobs = [KnobOffer(f"a_knob_of_a_long_name_{i}", domain[0], domain, None, "x" * 16) for i in range(KNOBS_MAX)]
+    knobs[:2] = [msgspec.structs.replace(knob, companions=pairs) for knob in knobs[:2]]
+    assert decode_offer(encode_offer(Offer(tuple(knobs)))) == Offer(tuple(knobs))
 
 
 def test_garbage_is_not_an_offer() -> None:
