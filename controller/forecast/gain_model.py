@@ -26,6 +26,7 @@ from dataclasses import replace
 from statistics import median
 
 from ..knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
+from ..knobs.garbage_collection import AUTOMATIC
 from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel, TimelineScale, bytes_share
 from .forecast import Forecast
@@ -176,10 +177,17 @@ class GainModel:
     # --- garbage collections ---
 
     def _expect_collections(self, here: int, to: int) -> Forecast | None:
-        """Forecast from the least that collections cost per step; under an interval not tried yet, nothing."""
+        """Forecast from the least that collections cost per step; under an interval not tried yet, nothing.
+
+        Of going back to automatic ones a gain is never expected: they cost more than that least, by an unknown amount.
+        """
+        if to == AUTOMATIC and self._collections.get(to, 0.0) <= self._collections.get(here, 0.0):
+            return Forecast(0.0, 0.0, "automatic collections are not known to cost less")
         present = self._collections.get(here)
         if present is None:
             return Forecast(0.0, 0.0, "the cost of garbage collections is not known yet")
+        if here != AUTOMATIC and to not in self._collections:
+            return Forecast(0.0, 0.0, "a rarer collection takes as much longer, and keeps more garbage")
         if present < COLLECTION_RATIO_MIN and to not in self._collections:
             return Forecast(0.0, 0.0, f"garbage collections take {present:.1%} of the step for certain, nothing to win")
         gain = present - self._collections.get(to, 0.0)

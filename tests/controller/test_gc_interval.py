@@ -350,6 +350,22 @@ def test_negligible_collections_are_named_and_not_tried() -> None:
     assert back.gain_ratio == pytest.approx(-0.05)
 
 
+def test_a_busy_machine_is_no_reason_to_turn_the_interval_again() -> None:
+    """Scheduled collections are bounded from above, so with preemption in them, and automatic ones from below."""
+    model = GainModel(JobFacts("j", 2))
+    model.learn(step(1, 100, 6))
+    model.learn(step(2, 100, 13, 16))
+    for to in (0, 64):
+        forecast = model.expect("gc_interval", {"gc_interval": 16}, to)
+        assert forecast is not None
+        assert (forecast.gain_ratio, forecast.spread_ratio) == (0, 0)
+    model.forget()  # also where nothing is known
+    model.learn(step(3, 100, 13, 16))
+    forecast = model.expect("gc_interval", {"gc_interval": 16}, 0)
+    assert forecast is not None
+    assert (forecast.gain_ratio, forecast.spread_ratio) == (0, 0)
+
+
 def tuned(per_step_ms: float, stall_ms: float, seed: int, steps: int = 1500) -> tuple[dict[str, int], list[Verdict]]:
     """Play a job that stalls about every 12th step, and whose scheduled collections take so much per step."""
     cost, policy, random = guard(), TuningPolicy(TuneConfig()), Random(seed)
