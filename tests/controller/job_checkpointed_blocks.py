@@ -30,7 +30,7 @@ from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial, TrialPee
 from pacecar.kernel_files.memory import rows_bytes
 from pacecar.records import Verdict
 from tests.kit.larger_size import LargerSize
-from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
+from tests.kit.rank_jobs import DEVICE, RANK, WORLD, do_models_agree, records_of, run_jobs
 
 WIDTH, SAMPLES, BLOCKS = 128, 256, 8
 BLOCK_STEPS = 12
@@ -55,7 +55,7 @@ def make(
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     torch.manual_seed(0)
     blocks = [Block(dropout) for _ in range(BLOCKS)]
-    net = nn.Sequential(*[checkpoint_wrapper(b) if wraps else b for b in blocks])
+    net = nn.Sequential(*[checkpoint_wrapper(b) if wraps else b for b in blocks]).to(DEVICE)
     model = DistributedDataParallel(net, static_graph=static_graph)
     torch.manual_seed(1 + RANK)  # dropout's
     return model, torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -70,7 +70,7 @@ class Loop:
 
     def loss(self) -> Tensor:
         generator = torch.Generator().manual_seed(100 * len(self.losses) + RANK)
-        loss: Tensor = self.model(torch.randn(SAMPLES, WIDTH, generator=generator)).square().mean()
+        loss: Tensor = self.model(torch.randn(SAMPLES, WIDTH, generator=generator).to(DEVICE)).square().mean()
         return loss
 
     def train(self) -> None:
@@ -79,6 +79,11 @@ class Loop:
         loss.backward()
         self.optimizer.step()
         self.losses.append(loss.item().hex())
+
+
+def held_bytes() -> int:
+    """Return what this process holds on the device that it trains on."""
+    return torch.cuda.memory_allocated(DEVICE) if DEVICE.type == "cuda" else resident_bytes()
 
 
 def resident_bytes(row: str = "VmRSS") -> int:
@@ -99,9 +104,9 @@ def interleaved(pairs: int) -> dict[str, Any]:
     held = {}
     for value in (BLOCKS, BLOCKS // 2, 0):
         knob.apply(value)
-        before = resident_bytes()
+        before = held_bytes()
         loss = loop.loss()
-        held[value] = [resident_bytes() - before, knob.kept_bytes(value)]
+        held[value] = [held_bytes() - before, knob.kept_bytes(value)]
         loss.backward()
     seconds: dict[str, list[float]] = {"A": [], "B": []}
     for arm in "ABBA" * (pairs // 2):
@@ -156,8 +161,8 @@ def turned(kind: str, *, is_turned: bool) -> dict[str, Any]:
     """Train a model of some kind, and turn the knob if asked to; return losses and gradients."""
     if kind == "fsdp2":
         torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(*[checkpoint_wrapper(Block(0.1)) for _ in range(BLOCKS)])
-        mesh = init_device_mesh("cpu", (WORLD,))
+        model: nn.Module = nn.Sequential(*[checkpoint_wrapper(Block(0.1)) for _ in range(BLOCKS)]).to(DEVICE)
+        mesh = init_device_mesh(DEVICE.type, (WORLD,))
         for part in (*model.children(), model):
             fully_shard(part, mesh=mesh)
         torch.manual_seed(1 + RANK)
@@ -169,7 +174,7 @@ def turned(kind: str, *, is_turned: bool) -> dict[str, Any]:
     seen = []
     for step in range(12):
         optimizer.zero_grad()
-        loss = model(torch.randn(16, WIDTH)).square().mean()
+        loss = model(torch.randn(16, WIDTH, device=DEVICE)).square().mean()
         loss.backward()
         gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
         seen.append([loss.item().hex(), *(g.sum().item().hex() for g in gradients if g is not None)])

@@ -21,7 +21,7 @@ import pacecar
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.records import Decision, Verdict
-from tests.kit.rank_jobs import RANK, WORLD, records_of, run_jobs
+from tests.kit.rank_jobs import DEVICE, RANK, WORLD, records_of, run_jobs
 
 BLOCKS = 8
 WIDTH = 1024
@@ -58,8 +58,8 @@ class Job:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        mesh = init_device_mesh("cpu", (WORLD,))
-        self.model = nn.Sequential(*[Block() for _ in range(BLOCKS)])
+        mesh = init_device_mesh(DEVICE.type, (WORLD,))
+        self.model = nn.Sequential(*[Block() for _ in range(BLOCKS)]).to(DEVICE)
         for block in self.model:
             fully_shard(block, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -70,7 +70,7 @@ class Job:
         """Train one step; return the bytes of whole parameters held between forward and backward."""
         generator = torch.Generator().manual_seed(100 * len(self.losses) + RANK)
         self.optimizer.zero_grad()
-        loss = self.model(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        loss = self.model(torch.randn(4, WIDTH, generator=generator).to(DEVICE)).square().mean()
         whole = [p for p in self.model.parameters() if not hasattr(p, "to_local")]
         held = sum(p.untyped_storage().nbytes() for p in whole)
         loss.backward()

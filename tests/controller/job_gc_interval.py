@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pacecar
 from pacecar.controller.knobs.garbage_collection import GcIntervalActuator, HostAndDeviceMemory
 from pacecar.records import Verdict
-from tests.kit.rank_jobs import RANK, records_of, run_jobs
+from tests.kit.rank_jobs import DEVICE, RANK, records_of, run_jobs
 
 HELD = 1_000_000
 MADE = 12_000
@@ -38,7 +38,8 @@ class Job:
 
     def __init__(self, held: int = HELD) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)))
+        net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).to(DEVICE)
+        self.model = DistributedDataParallel(net)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, momentum=0.9)
         chunks = held // MADE + 5 * RANK  # ranks hold different amounts, so they would collect at different steps
         self.buffer = deque(([[number] for number in range(MADE)] for _ in range(chunks)), maxlen=chunks)
@@ -50,7 +51,7 @@ class Job:
         generator = torch.Generator().manual_seed(100 * self.step + RANK)
         self.buffer.append([[number] for number in range(MADE)])  # and the oldest go
         self.optimizer.zero_grad()
-        loss = self.model(torch.randn(8, 16, generator=generator)).square().mean()
+        loss = self.model(torch.randn(8, 16, generator=generator).to(DEVICE)).square().mean()
         loss.backward()
         time.sleep(REST_SECONDS)
         self.optimizer.step()
@@ -60,7 +61,7 @@ class Job:
 
 def interleaved(pairs: int, interval: int) -> dict[str, Any]:
     """Train blocks without the knob and with it, in the order A B B A; return the seconds of each block's steps."""
-    job, knob = Job(), GcIntervalActuator(HostAndDeviceMemory(torch.device("cpu")))
+    job, knob = Job(), GcIntervalActuator(HostAndDeviceMemory(DEVICE))
     refused, thresholds = knob.refusal(), gc.get_threshold()
     seconds: dict[str, list[float]] = {"A": [], "B": []}
     for arm in "ABBA" * (pairs // 2):

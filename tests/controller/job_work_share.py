@@ -22,7 +22,7 @@ import pacecar
 from pacecar.controller.policy.hand_orders import Order, OrderError
 from pacecar.records import Decision, Verdict
 from tests.kit.cpu_quota import cpu_quota
-from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
+from tests.kit.rank_jobs import DEVICE, RANK, WORLD, do_models_agree, records_of, run_jobs
 
 TURN_STEPS = 40
 """Steps between orders; ranks take up to 16 of them to agree."""
@@ -61,7 +61,7 @@ def paces(walls: list[float], sizes: list[int], even: int) -> dict[str, list[flo
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(1)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batch_size = options.get("batch", 16)
     numbers = torch.arange(batch_size * WORLD * 100 + options.get("tail", 40)).float()
@@ -76,7 +76,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
     def loss_fn(slice_: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         pass_time(seconds * len(slice_[0]), burn=quota is not None)
-        loss: torch.Tensor = nn.functional.mse_loss(model(slice_[0]), slice_[1])
+        loss: torch.Tensor = nn.functional.mse_loss(model(slice_[0].to(DEVICE)), slice_[1].to(DEVICE))
         return loss
 
     with (
@@ -102,7 +102,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             for batch in pacer.data(loader):
                 optimizer.zero_grad()
                 if options.get("plain"):
-                    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+                    loss = nn.functional.mse_loss(model(batch[0].to(DEVICE)), batch[1].to(DEVICE))
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     count = torch.ones(len(batch[0]), dtype=torch.int64) if options.get("count") else None

@@ -29,7 +29,7 @@ from typing import Any
 # Nothing that a bare machine lacks: `missing` says what that is.
 from tests.gpu.page import FINDINGS, write_pages
 
-PARTS = ("windows", "ledger", "training", "overhead", "nvml", "nccl", "stragglers", "hangs", "commands")
+PARTS = ("windows", "ledger", "training", "overhead", "nvml", "nccl", "stragglers", "hangs", "commands", "knobs")
 """In the order of what is most dearly bought: a machine may be taken away before the end."""
 
 PART_SECONDS = 175

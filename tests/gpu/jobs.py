@@ -22,9 +22,11 @@ class Ended(Exception):  # noqa: N818  it may have ended well, with something el
 
 
 def run(
-    *command: str, seconds: float, ranks: int = 1, environ: dict[str, str] | None = None
+    *command: str, seconds: float, ranks: int = 1, environ: dict[str, str] | None = None, may_fork: bool = True
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `python -m command` once for each rank and return what they wrote, by rank.
+
+    `may_fork`: the process may come from one that has imported torch, whose objects are frozen.
 
     Raises:
         Ended: one took longer than `seconds`; all are ended.
@@ -33,7 +35,7 @@ def run(
             "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(environ or {})}  # fmt: skip
     started = [
         subprocess.Popen(
-            [_python(), "-m", *command],
+            [_python() if may_fork else sys.executable, "-m", *command],
             env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )
@@ -60,13 +62,15 @@ def _python() -> str:
     return sys.executable if torch.cuda.is_available() else forking_python()
 
 
-def run_json(*command: str, seconds: float, ranks: int = 1, environ: dict[str, str] | None = None) -> dict[str, Any]:
+def run_json(
+    *command: str, seconds: float, ranks: int = 1, environ: dict[str, str] | None = None, may_fork: bool = True
+) -> dict[str, Any]:
     """Run a script as `run` does and return the JSON object in the last line of rank 0's stdout.
 
     Raises:
         Ended: it failed, or wrote no such line.
     """
-    ended = run(*command, seconds=seconds, ranks=ranks, environ=environ)
+    ended = run(*command, seconds=seconds, ranks=ranks, environ=environ, may_fork=may_fork)
     for rank, process in enumerate(ended):
         if process.returncode:
             raise Ended(f"{' '.join(command)}, rank {rank}: exit code {process.returncode}: {process.stderr[-1500:]}")

@@ -1,7 +1,7 @@
 """One rank of a test's job: joins the ranks' group, runs what the test asks for, and prints what it saw as JSON.
 
 RANK, WORLD_SIZE and STORE (a file where the ranks meet) are in the environment.  Each job's options are in a JSON list,
-the script's argument; the jobs run one after the other.
+the script's argument; the jobs run one after the other.  JOB_DEVICE is where they train, by default the processor.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-__all__ = ["RANK", "WORLD", "do_models_agree", "join_group", "records_of", "run_jobs"]
+__all__ = ["DEVICE", "RANK", "WORLD", "do_models_agree", "join_group", "records_of", "run_jobs"]
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = torch.device(os.environ.get("JOB_DEVICE", "cpu"))
 
 
 def join_group(*, seconds: float = 60.0) -> None:
-    """Join the gloo group of the job."""
+    """Join the group of the job: gloo's, or NCCL's where a rank has a GPU for itself."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD,
+        "nccl" if DEVICE.type == "cuda" and WORLD == 1 else "gloo",
+        init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD,
         timeout=timedelta(seconds=seconds),
     )  # fmt: skip
 
