@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import pacecar
 from pacecar.controller.observation import Policy, Proposal
@@ -41,6 +41,9 @@ TUNING: dict[str, Any] = {
 }  # fmt: skip
 """Models of some ten thousand parameters have buckets of some thousand bytes."""
 
+
+HELD_OBJECTS = 1_000_000
+"""What makes collections of garbage worth tuning."""
 
 STEP_SECONDS = 0.005
 """A step of real jobs takes time too, in which the ranks' messages arrive."""
@@ -88,6 +91,15 @@ class Numbers(Dataset[Tensor]):
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+
+
+def wrapped_net() -> nn.Sequential:
+    """Return a model of equal blocks whose activations are computed again in backward."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)) for _ in range(4)]
+    return nn.Sequential(*map(checkpoint_wrapper, blocks))
 
 
 def hexes(losses: Sequence[Tensor]) -> list[str]:
@@ -175,13 +187,19 @@ def ddp(
     mode: str = "exact",
     missing: Sequence[str] = (),
     scheduled: bool = False,
+    large: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Two ranks under DDP whose `knobs` are turned; all others that `mode` allows are offered and left alone."""
+    """Two ranks under DDP whose `knobs` are turned; all others that `mode` allows are offered and left alone.
+
+    `large`: with checkpointed blocks, a DistributedSampler and many objects.
+    """
     lines, folder = lines_of(), tempfile.mkdtemp()
-    model = DistributedDataParallel(net())
+    held = [[number] for number in range(HELD_OBJECTS if large else 0)]
+    model = DistributedDataParallel(wrapped_net() if large else net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader = DataLoader(Numbers(steps * 8), batch_size=8, num_workers=1)
+    data = Numbers(steps * 8 * (WORLD if large else 1))
+    loader = DataLoader(data, batch_size=8, num_workers=1, sampler=DistributedSampler(data) if large else None)
     take_away(missing, {"DDP": model, "loader": loader})
     policy = Turning(knobs)
     pacer: Any = None
@@ -215,6 +233,7 @@ def ddp(
         "refused": {} if tuner is None else tuner.refused,
         "status": None if tuner is None or tuner.status is None else f"{tuner.status.state}: {tuner.status.detail}",
         "crew": None if crew is None else crew.off_because,
+        "held": len(held),
         "sequence": sequence(),
         "lines": lines,
     }

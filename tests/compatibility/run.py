@@ -45,6 +45,8 @@ INSTALL_SECONDS, JOB_SECONDS, DAEMON_SECONDS = 3600.0, 300.0, 60.0
 
 STEPS = 60
 
+LARGE = ("gc_interval", "checkpointed_blocks", "work_share")
+
 TURNED = ("bucket_bytes", "first_bucket_bytes", "compression", "micro_batch", "loader_workers", "loader_prefetch")
 
 
@@ -273,6 +275,8 @@ def turned(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
     yield "ranks compared", off or "ok"
     answer = ranks(python, folder, [("ddp", {"steps": STEPS, "knobs": TURNED, "mode": "lossy"})], world=2)
     yield from ((knob, knob_cell(answer, knob)) for knob in TURNED)
+    answer = ranks(python, folder, [("ddp", {"steps": 3 * STEPS, "knobs": LARGE, "large": True})], world=2)
+    yield from ((knob, knob_cell(answer, knob)) for knob in LARGE)
     answer = ranks(python, folder, [("tokens", {"steps": STEPS})], world=2)
     yield "micro_tokens", knob_cell(answer, "micro_tokens")
     sharded = [("fsdp2", {"steps": STEPS, "pace": pace}) for pace in (False, True)]

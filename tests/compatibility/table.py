@@ -16,9 +16,9 @@ REASON_LETTERS = 160
 
 FEATURES = (
     "daemon without torch", "attach", "exact window", "FLOPs", "trace", "ranks compared", "bucket_bytes",
-    "first_bucket_bytes", "compression", "micro_batch", "micro_tokens", "loader_workers", "loader_prefetch",
-    "fsdp_prefetch", "fsdp_reshard", "batch_samples", "README script", "README script under pacecar run",
-    "other script under pacecar run",
+    "first_bucket_bytes", "compression", "micro_batch", "micro_tokens", "work_share", "loader_workers",
+    "loader_prefetch", "fsdp_prefetch", "fsdp_reshard", "checkpointed_blocks", "gc_interval", "batch_samples",
+    "README script", "README script under pacecar run", "other script under pacecar run",
 )  # fmt: skip
 """The columns, in their order; a knob is by its name."""
 

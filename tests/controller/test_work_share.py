@@ -27,6 +27,7 @@ EVEN = 4
 def test_half_the_speed_gets_half_the_samples() -> None:
     assert plan_shares([RankWork(0, 10, 12), RankWork(0, 20, 12)]) == (16, 8)
     assert shares_text((10, 6)) == "rank 1 does 6 of 16 samples, rank 0 does 10"
+    assert shares_text((8, 8)) == "each of 2 ranks does 8 of 16 samples"
 
 
 def test_a_rank_whose_share_would_be_zero_is_refused_by_name() -> None:

@@ -53,5 +53,7 @@ def longest_ns(works: Sequence[RankWork], shares: Sequence[int]) -> int:
 
 def shares_text(shares: Sequence[int]) -> str:
     """Return who does least and most, such as "rank 1 does 6 of 16 samples, rank 0 does 10"."""
+    if min(shares) == max(shares):
+        return f"each of {len(shares)} ranks does {shares[0]} of {sum(shares)} samples"
     least, most = shares.index(min(shares)), shares.index(max(shares))
     return f"rank {least} does {shares[least]} of {sum(shares)} samples, rank {most} does {shares[most]}"
