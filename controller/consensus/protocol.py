@@ -70,8 +70,8 @@ CALM_PERIOD = 16
 CALM_NS = 1_600_000_000
 """One vote and gather in this time cost 0.02 % of it; with long steps they come after 8 or 4 of them."""
 
-LONG_STEP_NS = 100_000_000
-"""For steps at least this long, a vote and a gather cost 0.15 % of the two steps that they take."""
+LONG_STEP_NS = 30_000_000
+"""For steps at least this long, a vote and a gather cost 0.5 % of the two steps that they take, during trials."""
 
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch, one to read."""
