@@ -19,7 +19,21 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["KNOBS", "Knob", "KnobClass", "KnobKind", "KnobName", "allows", "by_name", "read_setting", "setting"]
+__all__ = [
+    "AUTOMATIC_GC",
+    "KNOBS",
+    "Knob",
+    "KnobClass",
+    "KnobKind",
+    "KnobName",
+    "allows",
+    "by_name",
+    "read_setting",
+    "setting",
+]
+
+AUTOMATIC_GC = 0
+"""The value of gc_interval under which Python collects by itself, as the script has it."""
 
 KnobClass = Literal["exact", "lossy", "adaptive"]
 KnobKind = Literal["scale", "choice"]

@@ -255,6 +255,25 @@ class AbTrial:
         return tuple(self._savings)
 
     @property
+    def mean_saving(self) -> float:
+        """Mean saving of the pairs in log pace; raises ZeroDivisionError before the first."""
+        return math.fsum(self._savings) / len(self._savings)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean saving; infinity before the first pair."""
+        if not self._savings:
+            return math.inf
+        mean, pairs = self.mean_saving, self.pairs
+        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
+        return math.sqrt(scatter / max(1, pairs - 1 + len(self._nulls)) / pairs)
+
+    @property
+    def is_screened(self) -> bool:
+        """Whether there are pairs enough to compare the candidate with others."""
+        return self._new_pairs >= FUTILE_PAIRS
+
+    @property
     def pairs(self) -> int:
         """Completed pairs."""
         return len(self._savings)
@@ -416,10 +435,7 @@ class AbTrial:
         band = f"the dead band of {self._dead_band:.1%}"
         if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
             return self._end(AbortCause.FUTILE, f"saves less than {band}")
-        mean = math.fsum(self._savings) / evidence.pairs
-        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
-        error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
-        if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
+        if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * self.error <= self._dead_band:
             return self._end(AbortCause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
         most = self.pairs_max
         if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:

@@ -25,10 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from pacecar.knobs import AUTOMATIC_GC
+
 from ..knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
-from ..knobs.garbage_collection import AUTOMATIC
 from ..observation import JobFacts, Observation
-from .bucket_model import BUCKET_KNOBS, BucketModel, TimelineScale, bytes_share
+from .bucket_model import BUCKET_KNOBS, EFFICIENCY_PRIOR, BucketModel, TimelineScale, bytes_share
 from .forecast import Forecast
 from .gather_model import expect_prefetch, expect_reshard
 from .micro_batch_model import expect_micro_batch
@@ -86,6 +87,14 @@ class GainModel:
             return None
         return self._last.exposed_ns / self._last.wall_ns
 
+    @property
+    def winnable_ratio(self) -> float | None:
+        """The most that less communication could save of the last window: exposed, and what the rest may slow down."""
+        if self._last is None or self._last.wall_ns == 0:
+            return None
+        hidden_ns = self._last.communication_ns - self._last.exposed_ns
+        return (self._last.exposed_ns + (1 - EFFICIENCY_PRIOR) * hidden_ns) / self._last.wall_ns
+
     def learn(self, step: Observation) -> None:
         """Learn from a step's timers and exact ledger about the setting in force."""
         if step.data_wait_ns is not None and not step.profiled:
@@ -105,7 +114,23 @@ class GainModel:
         self._collections.clear()
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Return what turning `knob` from `values` to `to_value` should save; None if unknown."""
+        """Return what turning `knob` from `values` to `to_value` should save; None if unknown.
+
+        What trials measured of both settings counts beside the model, each by its precision.
+        """
+        forecast = self._expect(knob, values, to_value)
+        measured = self.history.measured(values, {**values, knob: to_value})
+        if forecast is None or forecast.is_floor or forecast.spread_ratio <= 0 or measured is None:
+            return forecast
+        gain, error = measured
+        weight = error**2 / (error**2 + forecast.spread_ratio**2)
+        return Forecast(
+            weight * forecast.gain_ratio + (1 - weight) * gain,
+            math.sqrt(weight) * forecast.spread_ratio,
+            f"{forecast.basis}; measured {gain:+.1%} +- {error:.1%}",
+        )
+
+    def _expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
         if knob in BUCKET_KNOBS:
             return self._buckets.expect_buckets(knob, values, to_value)
         if knob == "compression":
@@ -181,12 +206,12 @@ class GainModel:
 
         Of going back to automatic ones a gain is never expected: they cost more than that least, by an unknown amount.
         """
-        if to == AUTOMATIC and self._collections.get(to, 0.0) <= self._collections.get(here, 0.0):
+        if to == AUTOMATIC_GC and self._collections.get(to, 0.0) <= self._collections.get(here, 0.0):
             return Forecast(0.0, 0.0, "automatic collections are not known to cost less")
         present = self._collections.get(here)
         if present is None:
             return Forecast(0.0, 0.0, "the cost of garbage collections is not known yet")
-        if here != AUTOMATIC and to not in self._collections:
+        if here != AUTOMATIC_GC and to not in self._collections:
             return Forecast(0.0, 0.0, "a rarer collection takes as much longer, and keeps more garbage")
         if present < COLLECTION_RATIO_MIN and to not in self._collections:
             return Forecast(0.0, 0.0, f"garbage collections take {present:.1%} of the step for certain, nothing to win")

@@ -58,6 +58,9 @@ PHASES_MAX = 32
 PACE_ERROR = 0.015
 """Relative error of a setting's pace: a trial's typical result at 5 % step noise."""
 
+DRIFT_ERROR = 0.005
+"""Error of a measured gain besides its pairs': conditions move a little between trials."""
+
 Setting = tuple[tuple[str, int], ...]
 
 
@@ -66,6 +69,14 @@ class TypicalPace(NamedTuple):
 
     ns: float
     error_ratio: float
+
+
+class MeasuredSaving(NamedTuple):
+    """What trials measured of a setting beside `base`: the difference of log pace, old minus new, and its error."""
+
+    base: Setting
+    log_saving: float
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class SettingHistory:
     def __init__(self) -> None:
         self._readings: dict[Setting, deque[SettingReading]] = {}
         self._paces: dict[Setting, TypicalPace] = {}
+        self._savings: dict[Setting, MeasuredSaving] = {}
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, Forecast, float]] = deque(maxlen=FORECASTS_MAX)
         self.windows = 0
@@ -128,7 +140,31 @@ class SettingHistory:
         """Forget paces and windows, because conditions changed.  The record of forecasts stays."""
         self._readings.clear()
         self._paces.clear()
+        self._savings.clear()
         self.windows += 1
+
+    def note_saving(self, base: Mapping[str, int], values: Mapping[str, int], log_saving: float, error: float) -> None:
+        """Record what a trial of `values` measured beside `base`, in log pace; a newer one replaces an older one."""
+        if len(self._savings) >= SETTINGS_MAX:
+            del self._savings[next(iter(self._savings))]
+        self._savings[setting_of(values)] = MeasuredSaving(setting_of(base), log_saving, error)
+
+    def measured(self, here: Mapping[str, int], there: Mapping[str, int]) -> tuple[float, float] | None:
+        """Return what `there` saves beside `here` by their trials, with its standard error; None if unknown.
+
+        Both may have been tried beside one other.
+        """
+        start, end = setting_of(here), setting_of(there)
+        first, last = self._savings.get(start), self._savings.get(end)
+        if last is not None and last.base == start:
+            log_saving, error = last.log_saving, last.error
+        elif first is not None and first.base == end:
+            log_saving, error = -first.log_saving, first.error
+        elif first is not None and last is not None and first.base == last.base:
+            log_saving, error = last.log_saving - first.log_saving, math.hypot(first.error, last.error)
+        else:
+            return None
+        return -math.expm1(-log_saving), math.hypot(error, DRIFT_ERROR)
 
     def pace(self, values: Mapping[str, int]) -> float | None:
         """Return the pace of the setting, None before it was noted."""

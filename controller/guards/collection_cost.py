@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median, stdev
 
-from ..knobs.garbage_collection import AUTOMATIC, CollectionSchedule
+from pacecar.knobs import AUTOMATIC_GC
+
+from ..knobs.garbage_collection import CollectionSchedule
 from ..observation import JobFacts, KnobSpace, Observation
 from .knob_rollback import KnobRollback
 
@@ -56,13 +58,13 @@ class CollectionCost(KnobRollback):
     """
 
     knob = "gc_interval"
-    home = AUTOMATIC
+    home = AUTOMATIC_GC
 
     def __init__(self, objections: Callable[[], Mapping[int, int]]) -> None:
         super().__init__()
         self._objections = objections
         self._is_measured = False
-        self._interval = AUTOMATIC
+        self._interval = AUTOMATIC_GC
         self._since = AFTERMATH_STEPS  # steps since the last switch
         self._usual: deque[int] = deque(maxlen=USUAL_STEPS)
         self._stalls: deque[int] = deque(maxlen=STEPS_MAX)
@@ -80,13 +82,13 @@ class CollectionCost(KnobRollback):
         interval = step.values.get(self.knob)
         if not self._is_measured or interval is None or step.collection_ns is None:
             return super().judgeable(step)
-        self._is_in_force = interval != AUTOMATIC
+        self._is_in_force = interval != AUTOMATIC_GC
         if interval != self._interval:
             self._interval, self._since = interval, 0
         elif self._step_before is not None:
             self._since += step.step - self._step_before
         self._step_before = step.step
-        if interval == AUTOMATIC:
+        if interval == AUTOMATIC_GC:
             levelled = self._take_automatic(step, step.collection_ns)
         else:
             levelled = self._take_scheduled(step, step.collection_ns, interval)

@@ -35,16 +35,14 @@ import torch
 
 from pacecar.config import TuneConfig
 from pacecar.kernel_files.reader import KernelFiles
+from pacecar.knobs import AUTOMATIC_GC
 
 from .actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection
 from .dataloader.worker_limits import available_bytes
 
-__all__ = ["AUTOMATIC", "CollectionSchedule", "GcIntervalActuator", "gc_knobs"]
+__all__ = ["CollectionSchedule", "GcIntervalActuator", "gc_knobs"]
 
 logger = logging.getLogger(__name__)
-
-AUTOMATIC = 0
-"""The value under which Python collects by itself, as the script has it."""
 
 INTERVALS = (16, 64, 256)
 """Steps between collections.  What a collection costs grows with the interval, so the choice matters little: a longer
@@ -129,7 +127,7 @@ class GcIntervalActuator(Actuator):
     def __init__(self, memory: HostAndDeviceMemory, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._memory = memory
         self._now_ns = now_ns
-        self._value = AUTOMATIC
+        self._value = AUTOMATIC_GC
         self._found: tuple[int, int, int] | None = None
         """The thresholds to put back; None while they are in force."""
         self._schedule: CollectionSchedule | None = None
@@ -145,7 +143,7 @@ class GcIntervalActuator(Actuator):
 
     def domain(self) -> tuple[int, ...]:
         """Return 0 and `INTERVALS`."""
-        return (AUTOMATIC, *INTERVALS)
+        return (AUTOMATIC_GC, *INTERVALS)
 
     def refusal(self) -> str | None:
         """Return who else decides when garbage is collected, or that there is too little to look at; else None."""
@@ -171,7 +169,7 @@ class GcIntervalActuator(Actuator):
         """
         if value not in self.domain():
             raise ActuatorError(f"gc_interval {value} is none of {self.domain()}")
-        if value == AUTOMATIC:
+        if value == AUTOMATIC_GC:
             self._put_back()
         else:
             reason = self._script_decides() if self._found is None else None
@@ -182,7 +180,7 @@ class GcIntervalActuator(Actuator):
 
     def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether this rank objected; only 0 is possible then."""
-        return value != AUTOMATIC and self._objection is not None
+        return value != AUTOMATIC_GC and self._objection is not None
 
     def on_boundary(self) -> int:
         """Collect if it is due; return the ns that this took in place of automatic collections."""
@@ -204,7 +202,7 @@ class GcIntervalActuator(Actuator):
 
     def objection(self) -> Objection | None:
         """Return why automatic collections must come back on all ranks; None if they need not, or are back."""
-        return None if self._value == AUTOMATIC else self._objection
+        return None if self._value == AUTOMATIC_GC else self._objection
 
     def close(self) -> None:
         """Put the thresholds back on this rank: no boundary comes any more."""
@@ -271,7 +269,7 @@ class GcIntervalActuator(Actuator):
     def _object(self, objection: Objection) -> None:
         self._objection = objection
         self._put_back()
-        logger.warning("pacecar: gc_interval goes back to %d: %s", AUTOMATIC, objection.words)
+        logger.warning("pacecar: gc_interval goes back to %d: %s", AUTOMATIC_GC, objection.words)
 
 
 _turned: weakref.WeakSet[GcIntervalActuator] = weakref.WeakSet()

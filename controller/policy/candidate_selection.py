@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import stdev
 
 from pacecar.config import TuneConfig
 
-from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, TrialEnd
+from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, AbTrial, TrialEnd
 from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, ExplorationBudget
 from ..forecast.bucket_model import distinct_buckets
 from ..forecast.forecast import Forecast, expected_gain, expected_loss, horizon_steps, proof_pairs
@@ -28,7 +27,7 @@ from ..observation import JobFacts, KnobSpace, NodeView, Observation, bounded
 from . import phrases
 from .decision_records import Outcome
 from .geometric_search import (
-    EXPOSED_RATIO_MIN,
+    WINNABLE_RATIO_MIN,
     Candidate,
     Changes,
     GeometricSearch,
@@ -115,8 +114,8 @@ class CandidateSelection:
 
     def _firsts(self, kept: dict[str, int], found: Sequence[Candidate]) -> dict[str, list[int]]:
         """Return the values whose best buckets are worth a look: what could be tried alone, and what was."""
-        exposed, firsts = self.model.exposed_ratio, {}
-        if exposed is None or exposed < EXPOSED_RATIO_MIN:
+        winnable, firsts = self.model.winnable_ratio, {}
+        if winnable is None or winnable < WINNABLE_RATIO_MIN:
             return {}
         for knob in (space.knob for space in self.spaces if space.knob in SUITED):
             here, is_short = kept[knob], memory_shortage(knob, node=self._node) is not None
@@ -126,7 +125,7 @@ class CandidateSelection:
 
     def _single_moves(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
         model = self.model
-        return self._search.candidates(kept, model.expect, model.exposed_ratio, self._node)
+        return self._search.candidates(kept, model.expect, model.winnable_ratio, self._node)
 
     def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
         """Return whether the model is sure that some trial gains: then less noise need be measured first."""
@@ -181,6 +180,25 @@ class CandidateSelection:
         distances = {one: sum(octaves(value, kept[knob]) for knob, value in one.changes) for one in as_good}
         return CandidateChoice(min(as_good, key=lambda one: distances[one], default=best))
 
+    def is_outdone(self, kept: dict[str, int], candidate: Candidate, trial: AbTrial) -> bool:
+        """Return whether an untried candidate promises more than `trial` shows of its own, and in fewer further pairs.
+
+        A trial whose gain is small at this noise would keep the others waiting for a thousand steps.  Its pairs count
+        when it is tried again.
+        """
+        band, pair_noise = self._config.dead_band, trial.error * math.sqrt(trial.pairs)
+        shown = expected_gain(trial.mean_saving, trial.error, band)
+        pairs_left = proof_pairs(trial.mean_saving, pair_noise) - trial.pairs
+        return any(
+            other.changes != candidate.changes
+            and other.changes not in self._unproven
+            and other.forecast is not None
+            and not other.forecast.is_floor
+            and expected_gain(other.forecast.gain_ratio, other.forecast.spread_ratio, band) > shown
+            and proof_pairs(other.forecast.gain_ratio + other.forecast.spread_ratio, pair_noise) < pairs_left
+            for other in self.candidates(kept)[0]
+        )
+
     def _cost_steps(self, candidate: Candidate, trial_steps: int) -> float:
         forecast = candidate.forecast
         if forecast is None or forecast.is_floor:
@@ -209,17 +227,19 @@ class CandidateSelection:
         self._search.lost(knob, value)
 
     def learn(
-        self, candidate: Candidate, kept: dict[str, int], end: TrialEnd, outcome: Outcome, savings: tuple[float, ...],
+        self, candidate: Candidate, kept: dict[str, int], end: TrialEnd, outcome: Outcome, trial: AbTrial,
         *, typical_ns: float,
     ) -> None:  # fmt: skip
-        """Take the end of a trial of `candidate` against `kept`."""
+        """Take the end of the trial of `candidate` against `kept`."""
         knob, value, search, changes = candidate.knob, candidate.value, self._search, candidate.changes
         if end.gain_ratio is not None:
-            error = stdev(savings) / math.sqrt(len(savings)) if len(savings) > 1 else UNSURE_ERROR
-            self.model.history.note_pace({**kept, **dict(changes)}, typical_ns * (1 - end.gain_ratio), error)
+            tried = {**kept, **dict(changes)}
+            self.model.history.note_pace(tried, typical_ns * (1 - end.gain_ratio), min(trial.error, UNSURE_ERROR))
+            if trial.savings:
+                self.model.history.note_saving(kept, tried, trial.mean_saving, trial.error)
             if candidate.forecast is not None and not candidate.forecast.is_floor:
                 self.model.history.remember(joint_name(changes), candidate.forecast, end.gain_ratio)
-        self._unproven[changes] = savings
+        self._unproven[changes] = trial.savings
         is_undecided = end.cause is AbortCause.UNDECIDED or (
             end.cause is AbortCause.FUTILE and end.may_gain(self._config.dead_band)
         )

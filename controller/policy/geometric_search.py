@@ -34,8 +34,8 @@ from ..observation import KnobSpace, NodeView
 from . import phrases
 
 __all__ = [
-    "EXPOSED_RATIO_MIN",
     "OF_COMMUNICATION",
+    "WINNABLE_RATIO_MIN",
     "Candidate",
     "Changes",
     "GeometricSearch",
@@ -46,8 +46,8 @@ __all__ = [
     "octaves",
 ]
 
-EXPOSED_RATIO_MIN = 0.03
-"""Below this share of exposed communication no bucket size saves anything (TUNING)."""
+WINNABLE_RATIO_MIN = 0.03
+"""Of the step: if less communication could save no more than this, no bucket size saves anything (TUNING)."""
 
 PRIOR_GAIN = {
     ("micro_batch", +1): 0.05,
@@ -277,7 +277,7 @@ class GeometricSearch:
         self,
         values: dict[str, int],
         expect: Expect,
-        exposed_ratio: float | None,
+        winnable_ratio: float | None,
         node: NodeView | None = None,
     ) -> tuple[list[Candidate], list[str]]:
         """Return what is worth a trial, best first, and reasons for what was left out."""
@@ -285,10 +285,12 @@ class GeometricSearch:
         left_out: list[str] = []
         for knob in self._domains:
             near = self.values_near(knob, values[knob])
-            if knob in OF_COMMUNICATION and exposed_ratio is not None and exposed_ratio < EXPOSED_RATIO_MIN:
+            if knob in OF_COMMUNICATION and winnable_ratio is not None and winnable_ratio < WINNABLE_RATIO_MIN:
                 kept = [value for value in near if is_choice(knob) and value == UNCOMPRESSED]
                 if kept != near:
-                    left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
+                    left_out.append(
+                        f"{knob}: less communication would save {winnable_ratio:.1%} at most, nothing to win"
+                    )
                 near = kept
             full = memory_shortage(knob, node=node)
             if full is not None and any(value > values[knob] for value in near):
@@ -329,7 +331,7 @@ def octaves(value: int, other: int) -> float:
 
 
 OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression", "fsdp_prefetch", "fsdp_reshard"})
-"""Knobs that can save at most the exposed communication."""
+"""Knobs that can save at most what communication costs: exposed, or by slowing down the compute beside it."""
 
 OF_MEMORY = frozenset({"micro_batch", "micro_tokens"})
 """Knobs whose larger values take more memory at once."""

@@ -291,8 +291,8 @@ class HandOrders:
         waited, seen = step.step - order.since_step, self.steps - order.since_seen
         if waited > ORDER_STEPS_MAX and seen >= ORDER_SEEN_MIN:
             self._must_request = True
-            named = ", ".join(sorted(order.values)) or "what was in force"
-            reason = f"one of them cannot take {named} yet, or is silent"
+            what = ", ".join(sorted(order.values)) or "what was in force"
+            reason = f"one of them cannot take {what} yet, or is silent"
             return self._end(order, "refused", f"the ranks did not switch within {waited} steps: {reason}")
         return None
 

@@ -342,6 +342,7 @@ class TuningPolicy(Policy):
         self._report("trial", self._open.detail, step)
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
+        pairs = opened.trial.pairs
         end = opened.trial.observe(step)
         change = self._changes.pace(opened.trial.take_levels(), self._pace.window_noise, step)
         for log_pace in opened.trial.take_paces():
@@ -352,6 +353,9 @@ class TuningPolicy(Policy):
             end = opened.trial.give_up("the pace moved meanwhile")
         if end is None and self._budget.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
             end = opened.trial.give_up("the exploration budget is spent")
+        has_new_pair = opened.trial.pairs > pairs and opened.trial.is_screened
+        if end is None and has_new_pair and self._selection.is_outdone(self._kept, opened.candidate, opened.trial):
+            end = opened.trial.give_up("another promises more")
         if end is not None:
             self._close(opened, end, step, change)
         else:
@@ -369,9 +373,7 @@ class TuningPolicy(Policy):
         has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
         if has_changed:
             change = DetectedChange(f"{opened.what} saves more or less than before", ())
-        self._selection.learn(
-            candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
-        )
+        self._selection.learn(candidate, self._kept, end, outcome, opened.trial, typical_ns=self._pace.typical_ns)
         if outcome == "kept":
             self._kept = {**before, **dict(candidate.changes)}
             self._pace.restart(end.gain_ratio)

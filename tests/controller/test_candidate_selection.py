@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from pacecar.config import TuneConfig
+from pacecar.controller.experiment.ab_trial import AbortCause, TrialEnd
 from pacecar.controller.experiment.exploration_budget import ExplorationBudget
 from pacecar.controller.forecast.bucket_model import distinct_buckets, pack_buckets, play
 from pacecar.controller.forecast.gain_model import GainModel
+from pacecar.controller.forecast.setting_history import DRIFT_ERROR
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.candidate_selection import WAITING, CandidateSelection
+from pacecar.controller.policy.geometric_search import Candidate
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.replay import all_cases, noise, run
 
@@ -149,3 +153,79 @@ def test_a_replayed_job_is_at_its_best_setting_after_one_trial() -> None:
     assert one.end_ratio < 1.03
     assert len({values["bucket_bytes"] for values in tried}) <= 3
     assert one.saved_ratio < -0.08, "200 steps, the search included; the best from the first step on saves 22 %"
+
+
+class _Shown:
+    """A trial that shows a gain after some pairs."""
+
+    def __init__(self, mean_saving: float, error: float, pairs: int) -> None:
+        self.mean_saving, self.error, self.pairs = mean_saving, error, pairs
+        self.savings = (mean_saving,) * pairs
+
+
+def _selection() -> tuple[CandidateSelection, dict[str, int], Candidate]:
+    """Return a selection that expects much of small buckets, and a candidate of large ones."""
+    selection, kept = CandidateSelection(TuneConfig(), FACTS, [SPACE]), {"bucket_bytes": DEFAULT}
+    step = _step(DEFAULT, 1 * MS, 8.3)
+    selection.model.learn(step)
+    selection.model.history.note_pace(kept, step.pace_ns)
+    return selection, kept, Candidate((("bucket_bytes", 32 * MIB),), None, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("saving", "error", "pairs", "gives_way"),
+    [
+        (0.004, 0.01, 6, True),  # below the dead band so far, and far from proof
+        (0.03, 0.01, 6, True),  # better, and yet 40 pairs from proof, where others promise over 10 %
+        (0.15, 0.05, 3, False),  # nearly proven
+    ],
+)
+def test_a_trial_gives_way_to_what_promises_more_unless_it_is_nearly_proven(
+    saving: float, error: float, pairs: int, gives_way: bool
+) -> None:
+    selection, kept, candidate = _selection()
+    assert selection.is_outdone(kept, candidate, _Shown(saving, error, pairs)) is gives_way  # type: ignore[arg-type]
+
+
+def test_a_trial_does_not_give_way_to_what_was_tried() -> None:
+    selection, kept, candidate = _selection()
+    end = TrialEnd(AbortCause.UNDECIDED, None, 0.001, "not proven")
+    for size in SIZES:
+        tried = Candidate((("bucket_bytes", size),), None, 0.01)
+        selection.learn(tried, kept, end, "rolled_back", _Shown(0.001, 0.01, 6), typical_ns=MS)  # type: ignore[arg-type]
+    assert not selection.is_outdone(kept, candidate, _Shown(0.004, 0.01, 6))  # type: ignore[arg-type]
+
+
+def test_what_trials_measured_counts_beside_the_model_by_its_precision() -> None:
+    selection, kept, _ = _selection()
+    history, model = selection.model.history, selection.model
+    before = model.expect("bucket_bytes", kept, 4 * MIB)
+    assert before is not None
+    assert before.gain_ratio > 0.1
+    history.note_saving(kept, {"bucket_bytes": 4 * MIB}, 0.0, 0.01)
+    after = model.expect("bucket_bytes", kept, 4 * MIB)
+    assert after is not None
+    error = math.hypot(0.01, DRIFT_ERROR)
+    weight = error**2 / (error**2 + before.spread_ratio**2)
+    assert after.gain_ratio == pytest.approx(weight * before.gain_ratio)
+    assert after.spread_ratio == pytest.approx((before.spread_ratio**-2 + error**-2) ** -0.5)
+    assert after.basis.endswith("measured +0.0% +- 1.1%")
+
+
+def test_two_settings_that_were_tried_beside_a_third_are_compared() -> None:
+    history = GainModel(FACTS).history
+    third, one, other = ({"bucket_bytes": size} for size in (DEFAULT, MIB, 2 * MIB))
+    assert history.measured(third, one) is None
+    history.note_saving(third, one, 0.10, 0.03)
+    history.note_saving(third, other, 0.04, 0.04)
+    for here, there, log_saving, error in (
+        (third, one, 0.10, 0.03),
+        (one, third, -0.10, 0.03),
+        (one, other, -0.06, 0.05),
+        (other, one, 0.06, 0.05),
+    ):
+        assert history.measured(here, there) == pytest.approx(
+            (1 - math.exp(-log_saving), math.hypot(error, DRIFT_ERROR))
+        )
+    history.forget()
+    assert history.measured(third, one) is None

@@ -154,4 +154,4 @@ def test_the_model_forecasts_from_windows_of_the_setting_in_force_and_only_where
         values, model.expect, 0.02
     )
     assert found == []
-    assert left_out == ["fsdp_reshard: exposed communication is 2.0% of the step, nothing to win"]
+    assert left_out == ["fsdp_reshard: less communication would save 2.0% at most, nothing to win"]
