@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 _unloaded: Exception | None = None
 try:
-    from pacecar.profiler.transport.record_queue import RecordQueue
-    from pacecar.records import Answer, JobRecord, StepRecord
+    from pacecar.profiler.transport.record_queue import RecordQueue, Sendable
+    from pacecar.records import Answer, StepRecord
+    from pacecar.records.job_orders import JobAnswer
 
     from .metric_log import PERIOD_SECONDS, MetricEntry, MetricLog
 except Exception as error:  # noqa: BLE001  a broken install: nothing is logged, and `attach` says why
@@ -89,10 +90,10 @@ class _Carrier:
     def destination(self) -> str:
         return self._writer.place
 
-    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+    def deliver(self, record: Sendable, timeout_seconds: float) -> None:
         if isinstance(record, StepRecord) and record.rank != 0 and not self._every_rank:
             self._is_silent = True
-        if self._is_silent or isinstance(record, Answer):
+        if self._is_silent or isinstance(record, Answer | JobAnswer):
             return
         entry = self._log.entry_for(record)
         if entry is not None:

@@ -3,9 +3,9 @@
 A command turns arguments into text, JSON and an exit code; what it computes lives in the rooms below.
 
     a run        report/              a machine    doctor/, sample_text    a network    bench/
-    a node       top/, dump, health   a job        tune, knobs             traces       analyze
+    a node       top/, dump, health   a job        job, tune, knobs        traces       analyze
     a start      run, demo/           installing   deploy, man_pages, dashboards
 
 `main` itself has `daemon`, `sample`, `trace` and `version`.  Shared: `shared_options`, `help_text` (help under
-`python -OO`), `daemon_client` (the daemon's socket) and `tune_text` (what `tune` prints).
+`python -OO`), `daemon_client` (the daemon's socket), `tune_text` and `job_text` (what `tune` and `job` print).
 """

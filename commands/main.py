@@ -28,6 +28,7 @@ from .doctor.command import doctor
 from .dump import dump
 from .health import health
 from .help_text import restore_help
+from .job import job
 from .knobs import knobs
 from .preflight.command import preflight
 from .report.command import report
@@ -326,6 +327,7 @@ cli.add_command(deploy)
 cli.add_command(doctor)
 cli.add_command(dump)
 cli.add_command(health)
+cli.add_command(job)
 cli.add_command(knobs)
 cli.add_command(preflight)
 cli.add_command(report)

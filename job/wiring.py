@@ -39,6 +39,7 @@ from pacecar.profiler.hook.hook import Hook, StepListener
 from pacecar.profiler.hook.identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.profiler.orders.job_orders import JobOrders, RankState
 from pacecar.profiler.ranks.cross_rank.cross_rank_window import WindowRank
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, uncompiled
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
@@ -49,6 +50,7 @@ from pacecar.profiler.transport.record_queue import RecordQueue, RecordSink, put
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Answer, Command, StepRecord, Throttling
 from pacecar.records.host_signals import HostSignals
+from pacecar.records.job_orders import ALL_RANKS
 
 from .tuner_wiring import HookedJob, JobKnobs, TunedPeers, make_guards, make_node
 
@@ -92,7 +94,21 @@ class JobRun(StepListener, DaemonInbox):
         if config.run_dir is not None:
             self._queues.append(RunLog(config.run_dir, hello))
         self._what_if = RankWhatIf(hello.job, hello.rank, put_into_all(self._queues), is_job=hello.world_size == 1)
-        self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, self._what_if)
+        self.orders = JobOrders(
+            hello,
+            RankState(
+                step=lambda: self.hook.step,
+                pace_ns=lambda: self.hook.budget.usual_ns,
+                knobs=lambda: self.hook.knobs,
+                has_daemon=lambda: self._outbox.is_connected,
+            ),
+            SystemClock(),
+            accept=self._accept,
+            reply=self._outbox.put,
+            charge=lambda spent_ns: self.hook.budget.charge(spent_ns),
+        )
+        """Orders to all ranks of the job."""
+        self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, self._what_if, self.orders.news)
         self._emit = put_into_all(self.sinks)
         self._pause = TuningPause(self._node)
         self.hook = Hook(model, optimizer, hello=hello, config=config, sinks=self.sinks, clock=SystemClock())
@@ -164,7 +180,7 @@ class JobRun(StepListener, DaemonInbox):
                 orders,
                 tuner,
                 reporter,
-                reply=self._outbox.put,
+                reply=self._answer,
                 node=self._node,
                 memory=partial(read_training_memory, model, optimizer, model_device(model)),
             )
@@ -189,6 +205,7 @@ class JobRun(StepListener, DaemonInbox):
             is_told=lambda: self.tuner is not None and self.tuner.agreement.has_left,
             is_pipeline=lambda: self._what_if.is_pipeline,
             window=self._window,
+            orders=self.orders,
         )
         self.rank_monitor.start()
 
@@ -213,9 +230,9 @@ class JobRun(StepListener, DaemonInbox):
             self._record_step(step)
         if self.messages.waiting:
             if self.hook.is_alive:
-                self.messages.boundary(self.hook.step, self._outbox.put)
+                self.messages.boundary(self.hook.step, self._answer)
             else:  # no more steps are counted, so the requested one would never come
-                self.messages.close(self._outbox.put, HOOK_IS_OFF)
+                self.messages.close(self._answer, HOOK_IS_OFF)
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
         """Have the learning rate of the knobs follow the script to its next optimizer."""
@@ -253,8 +270,19 @@ class JobRun(StepListener, DaemonInbox):
     # --- the daemon's frames, on another thread ------------------------------------------------------
 
     def receive_command(self, command: Command) -> Answer | None:
-        """Keep a command of the daemon for the next boundary."""
-        return self.messages.receive(command)
+        """Keep a command of the daemon for the next boundary, or pass it on to all ranks."""
+        return self.orders.receive(command) if command.action == ALL_RANKS else self.messages.receive(command)
+
+    def _accept(self, command: Command) -> Answer | None:
+        """Keep a command that another rank passed on for the next boundary; on any thread."""
+        refusal = self.messages.receive(command)
+        self.hook.wake()
+        return refusal
+
+    def _answer(self, answer: Answer) -> None:
+        """Send `answer` to who gave the command: the daemon, or another rank."""
+        if not self.orders.take(answer):
+            self._outbox.put(answer)
 
     def receive_news(self, news: News | None) -> None:
         """Record what the daemon reports about device and node."""
@@ -297,7 +325,8 @@ class JobRun(StepListener, DaemonInbox):
         if (window := self._window) is not None:
             _guard(window, window.recorder.close)
         _guard(self.tracing, self.tracing.close)
-        _guard(self.messages, lambda: self.messages.close(self._outbox.put))
+        _guard(self.messages, lambda: self.messages.close(self._answer))
+        _guard(self.orders, self.orders.close)
         _guard(self.hook, lambda: self.hook.close(reason))
 
 

@@ -18,12 +18,16 @@ import msgspec
 
 from pacecar.records import Answer, Command, DumpRequest, HealthRequest, HelloRefused, JobRecord, Request, Throttling
 from pacecar.records.host_signals import HostSignals
+from pacecar.records.job_orders import JobAnswer
 
 __all__ = [
     "FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame", "payload_of",
 ]  # fmt: skip
 
-Message = JobRecord | Request | DumpRequest | HealthRequest | Command | Answer | Throttling | HostSignals | HelloRefused
+Message = (
+    JobRecord | Request | DumpRequest | HealthRequest | Command | Answer | JobAnswer | Throttling | HostSignals
+    | HelloRefused
+)  # fmt: skip
 """What may cross the socket, in either direction."""
 
 VERSION = 1

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pacecar.records import JobHello, Request
-from pacecar.records.job_identity import CalledJob, JobKey, ambiguity, meant
+from pacecar.records.job_identity import CalledJob, JobKey, ambiguity, meant, titles
 
 __all__ = ["NOBODY", "RANKS_NAMED_MAX", "ROOT", "Denied", "Target", "listed", "may_dump", "reachable"]
 
@@ -37,22 +37,28 @@ class Denied(ValueError):  # noqa: N818  a verdict, not a failure
 
 
 class Target(NamedTuple):
-    """A connected rank of this node."""
+    """A connected rank of this node, last heard from at `heard_ns` (monotonic)."""
 
     connection: int
     hello: JobHello
     uid: int
+    heard_ns: int = 0
 
 
 def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Target]:
-    """Return the `targets` that `request` means and `uid` may reach.
+    """Return the `targets` that `request` means and `uid` may reach; without a name it means the user's only job.
 
     Raises:
         Denied: the job or rank is not here, the job is another user's, or the name is ambiguous.
     """
     all_targets = list(targets)
-    called = meant(request.job, (JobKey.of(target.hello) for target in all_targets))
     own = [target for target in all_targets if uid == ROOT or NOBODY != uid == target.uid]
+    called = meant(request.job, (JobKey.of(target.hello) for target in all_targets))
+    if not request.job:
+        called = list({JobKey.of(target.hello) for target in own})
+        if len(called) != 1:
+            which = f"name one of your jobs: {listed(sorted(titles(called).values()), JOBS_NAMED_MAX)}"
+            raise Denied(which if called else "no job of yours is connected to this daemon")
     if not called:
         raise Denied(_unknown(request.job, own))
     job = [target for target in own if JobKey.of(target.hello) in called]

@@ -10,6 +10,9 @@ ahead of all of them; or the asker does, to use the same step on several nodes.
     asker  -- Request -->  daemon  -- Command -->  rank 0, rank 1, ...  (those on this node)
     asker  <-- Answer --   daemon  <-- Answer --   each of them
 
+A request to all ranks of a job, on all nodes, goes to one rank here, which passes it on (`pacecar.profiler.orders`).
+It may be stopped, so the asker may ask again for another one: the `attempt`.
+
 `authorization` decides who may ask.  Pure except for `send`, which is passed in.  Left out: what the actions mean; the
 hook knows that.
 """
@@ -25,6 +28,7 @@ import msgspec
 
 from pacecar.records import Answer, Command, Request
 from pacecar.records.job_identity import JobKey
+from pacecar.records.job_orders import ALL_RANKS, JobAnswer
 from pacecar.records.ranges import INT64_MAX
 from pacecar.wire import Message
 
@@ -95,6 +99,9 @@ class CommandRouting:
         twice = [rank for rank, count in counts.items() if count > 1]
         if twice:
             return self._refuse(request, asker, _several(request.job, twice[0], reached_targets))
+        if request.action == ALL_RANKS:
+            reached_targets = [_next_target(reached_targets, request.arguments.get("attempt", 0))]
+            request = msgspec.structs.replace(request, ranks=(reached_targets[0].hello.rank,))
         hello = reached_targets[0].hello
         rank_steps = steps_of(JobKey.of(hello))
         at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else rank_steps.ahead)
@@ -123,12 +130,12 @@ class CommandRouting:
         for answer in pending.refusals(sorted(pending.waiting.values()), why):
             self._send(pending.asker, answer)
 
-    def forward(self, answer: Answer, *, connection: int) -> None:
+    def forward(self, answer: Answer | JobAnswer, *, connection: int) -> None:
         """Pass the answer of the rank at `connection` on to the asker, if it is still connected."""
         pending = self._pending.get(answer.number)
         if pending is None or pending.job != answer.job:
             return
-        if answer.state != "accepted":
+        if isinstance(answer, Answer) and answer.state != "accepted":
             pending.waiting.pop(connection, None)
         self._send(pending.asker, msgspec.structs.replace(answer, number=pending.serial))
 
@@ -174,6 +181,12 @@ def _accepted(
         expected_ns=expected_ns,
         pace_ns=rank_steps.pace_ns,
     )
+
+
+def _next_target(targets: Sequence[Target], attempt: object) -> Target:
+    """Return the target for the n-th attempt: first the one that was heard from last, which is likely to run."""
+    by_sign = sorted(targets, key=lambda target: (-target.heard_ns, target.hello.rank))
+    return by_sign[attempt % len(by_sign) if isinstance(attempt, int) else 0]
 
 
 def _several(job: str, rank: int, targets: Sequence[Target]) -> str:

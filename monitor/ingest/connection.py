@@ -27,7 +27,7 @@ class Connection:
         self.sock = sock
         self.validation = validation
         self.uid = validation.peer.uid
-        self.since_ns = since_ns
+        self.since_ns = self.heard_ns = since_ns
         self.logged: set[Refusal] = set()
         self.is_admitted = self.was_refused = False
         self.is_selected = False

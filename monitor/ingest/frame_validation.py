@@ -45,6 +45,7 @@ from pacecar.records import (
 )
 from pacecar.records.host_signals import HostSignals
 from pacecar.records.job_identity import LAUNCH
+from pacecar.records.job_orders import JobAnswer
 from pacecar.records.measurements.collectives import OPERATIONS
 from pacecar.records.measurements.device_utilization import ARITHMETICS
 from pacecar.records.measurements.what_if import RUNG_NAMES
@@ -55,7 +56,7 @@ __all__ = ["FrameValidation", "Peer", "ValidatedFrame", "own_pid"]
 Asked = Request | DumpRequest | HealthRequest
 """What people's commands send, on a connection without a hello."""
 
-ValidatedFrame = tuple[JobRecord | Answer, JobHello] | tuple[Asked, None]
+ValidatedFrame = tuple[JobRecord | Answer | JobAnswer, JobHello] | tuple[Asked, None]
 """A hook's record or answer with its hello, or a request from a peer that is not a hook."""
 
 
@@ -133,7 +134,7 @@ class FrameValidation:
             raise FrameError(Refusal.IDENTITY, f"the hello names pid {hello.pid}, but the peer is pid {self.peer.pid}")
 
 
-def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
+def _check_record(record: JobRecord | Answer | JobAnswer, hello: JobHello) -> None:
     """Raise FrameError unless `record` is of the job and rank of `hello` and its values fit together."""
     rank = getattr(record, "rank", hello.rank)  # decisions and verdicts are the job's, not a rank's
     if (record.job, rank) != (hello.job, hello.rank):
@@ -157,7 +158,7 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             pass
 
 
-def _check_labels(record: JobRecord | Answer) -> None:
+def _check_labels(record: JobRecord | Answer | JobAnswer) -> None:
     """Raise FrameError for a label that is not in its closed set."""
     match record:
         case StepRecord() | KnobSwitch():

@@ -33,6 +33,7 @@ from pacecar.records import (
     Throttling,
 )
 from pacecar.records.job_identity import JobKey
+from pacecar.records.job_orders import JobAnswer
 from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
@@ -369,13 +370,14 @@ class SocketServer:
 
     def _handle(self, connection: Connection, frame: bytes) -> None:
         (record, hello), uid = connection.validation.decode(frame), connection.uid
+        connection.heard_ns = self._clock.monotonic_ns()
         if isinstance(record, Request):
             self._route(connection, record)
         elif isinstance(record, DumpRequest):
             self._request_dump(connection, record)
         elif isinstance(record, HealthRequest):
             self._answer_health(connection, record)
-        elif isinstance(record, Answer):
+        elif isinstance(record, Answer | JobAnswer):
             self._requests.forward(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
@@ -396,7 +398,7 @@ class SocketServer:
         line = "%s: asks job %s for %s"
         self._notices.tell(logging.INFO, "request", line, connection, request.job, request.action, of=connection.uid)
         targets = [
-            Target(other.number, other.validation.hello, other.uid)
+            Target(other.number, other.validation.hello, other.uid, other.heard_ns)
             for other in self._connections.values()
             if other.validation.hello is not None and other.is_admitted
             # An evicted or forgotten job may be another user's by now.

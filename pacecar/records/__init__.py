@@ -1,8 +1,8 @@
 """Holds the records that rooms exchange: frozen, typed values, one module per subject.
 
 `records` has the records between job, daemon and command line, and its names are exported here.  `ranges` bounds every
-field, `measurements` has what a job measures in its steps, `commands` the requests to a running job, `host_signals`
-what a node's daemon tells its jobs.
+field, `measurements` has what a job measures in its steps, `commands` the requests to a running job, `job_orders` those
+that its ranks pass on to each other, `host_signals` what a node's daemon tells its jobs.
 
 Durations are integers of nanoseconds, sizes integers of bytes; None means "not measured".  A `Ledger` whose parts do
 not sum to its wall time cannot be made.  `status_document` is for page and terminal, `recording` is the flight

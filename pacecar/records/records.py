@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pacecar.records.causes import Cause
 from pacecar.records.commands import (
     Answer,
     Command,
@@ -28,6 +27,7 @@ from pacecar.records.commands import (
     TunerReport,
 )
 from pacecar.records.hangs import HangVerdict
+from pacecar.records.measurements.causes import Cause
 from pacecar.records.measurements.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.records.measurements.device_utilization import DeviceMemory, Vitals
 from pacecar.records.measurements.estimate_check import EstimateCheck

@@ -4,10 +4,11 @@ A hanging job has no collective left and perhaps no store, so each rank listens 
 pacecar's groups use (`transport.rendezvous`).  Addresses and a random token are exchanged once, when the ranks meet.
 
     frame = length:u32be  MessagePack of at most FRAME_BYTES_MAX bytes
-    asker -> rank  Question        rank -> asker  RankAccount, Heard or ProcessStates
+    asker -> rank  Question        rank -> asker  RankAccount, Heard, ProcessStates, WindowState or RankReplies
 
 A thread waits for questions in the kernel and costs nothing until one comes.  A connection carries one question.  One
-that is late, too long or without the token is closed and counted; the count is part of this rank's account.
+that is late, too long or without the token is closed and counted; the count is part of this rank's account.  An answer
+that takes long (`Later`) is given on a thread of its own.
 
 `ask` asks many ranks at once and gives each the same time; it never waits longer than ROUND_SECONDS_MAX.
 """
@@ -32,13 +33,14 @@ from msgspec import Meta
 
 from pacecar.process_state import ProcessIdentity
 from pacecar.records.hangs import ProcessState, RankAccount
+from pacecar.records.job_orders import RANKS_MAX, JobOrder, RankReply
 from pacecar.records.ranges import Count, Label, Rank
 
 from ..transport.rendezvous import RendezvousError, consult
 
 __all__ = [
-    "ABSENT_MAX", "ANSWER_SECONDS", "AccountListener", "Door", "Heard", "ProcessStates", "Question", "Road", "Silence",
-    "WindowState", "ask", "exchange_doors",
+    "ABSENT_MAX", "ANSWER_SECONDS", "ASKED_AT_ONCE_MAX", "AccountListener", "Door", "Heard", "Later",
+    "ProcessStates", "Question", "RankReplies", "Road", "RoadAnswer", "Silence", "WindowState", "ask", "exchange_doors",
 ]  # fmt: skip
 
 FRAME_BYTES_MAX = 1024 * 1024
@@ -76,16 +78,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     Its account, or only its `counters`, to look into a hang (`summon`), what it knows of the processes of `ranks` on
     its host, or nothing (`greeting`), which shows that it can be reached.  Or how many of `steps` steps it can record
     for a cross-rank window, whose rows are to be counted after step `first_step` (`window_offer`), to record them from
-    `first_step` on (`window_order`), and what it recorded (`window_part`).
+    `first_step` on (`window_order`), and what it recorded (`window_part`).  Or to carry out an `order`, alone (`order`)
+    or with the other ranks of its subgroup (`pass_on`).
     """
 
     token: Annotated[str, Meta(max_length=64)]
     what: Literal[
-        "account", "counters", "summon", "processes", "greeting", "window_offer", "window_order", "window_part"
-    ]
+        "account", "counters", "summon", "processes", "greeting", "window_offer", "window_order", "window_part",
+        "order", "pass_on",
+    ]  # fmt: skip
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=ABSENT_MAX)] = ()
     first_step: Count = 0
     steps: Count = 0
+    order: JobOrder | None = None
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -116,6 +121,12 @@ class WindowState(msgspec.Struct, frozen=True, tag="window"):
     part: Annotated[bytes, Meta(max_length=FRAME_BYTES_MAX)] | None = None
 
 
+class RankReplies(msgspec.Struct, frozen=True, tag="replies"):
+    """The replies of the answering rank to an order, and of those that it passed the order on to."""
+
+    replies: Annotated[tuple[RankReply, ...], Meta(max_length=RANKS_MAX)]
+
+
 class Silence(msgspec.Struct, frozen=True):
     """Why a rank gave no answer.
 
@@ -144,7 +155,10 @@ class Road(msgspec.Struct, frozen=True):
     doors: tuple[Door, ...]
 
 
-Answer = RankAccount | Heard | ProcessStates | WindowState | Silence
+RoadAnswer = RankAccount | Heard | ProcessStates | WindowState | RankReplies
+
+Later = Callable[[], RoadAnswer]
+"""Makes an answer that takes long."""
 
 _question = msgspec.msgpack.Decoder(Question)
 _encode = msgspec.msgpack.Encoder().encode
@@ -157,6 +171,8 @@ _decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "window_offer": msgspec.msgpack.Decoder(WindowState),
     "window_order": msgspec.msgpack.Decoder(WindowState),
     "window_part": msgspec.msgpack.Decoder(WindowState),
+    "order": msgspec.msgpack.Decoder(RankReplies),
+    "pass_on": msgspec.msgpack.Decoder(RankReplies),
 }
 _door = msgspec.json.Decoder(Door)
 _road = msgspec.json.Decoder(Road)
@@ -191,7 +207,7 @@ def exchange_doors(
 class AccountListener:
     """Answers questions on a thread of its own; `answer` takes a question and returns what to send."""
 
-    def __init__(self, answer: Callable[[Question], RankAccount | Heard | ProcessStates | WindowState]) -> None:
+    def __init__(self, answer: Callable[[Question], RoadAnswer | Later]) -> None:
         self._answer = answer
         self._token: str | None = None
         self._socket: socket.socket | None = None
@@ -249,9 +265,27 @@ class AccountListener:
         question = _question.decode(_receive_frame(connection, deadline))
         if self._token is None or not hmac.compare_digest(question.token.encode(), self._token.encode()):
             raise ValueError("another token")
-        payload = _encode(self._answer(question))
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        connection.sendall(_LENGTH.pack(len(payload)) + payload)
+        answer = self._answer(question)
+        if callable(answer):
+            threading.Thread(
+                target=_send_later, args=(connection.dup(), answer, deadline), name="pacecar-job-orders", daemon=True
+            ).start()
+        else:
+            _send(connection, answer, deadline)
+
+
+def _send(connection: socket.socket, answer: RoadAnswer, deadline: float) -> None:
+    payload = _encode(answer)
+    connection.settimeout(max(0.01, deadline - time.monotonic()))
+    connection.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def _send_later(connection: socket.socket, answer: Later, deadline: float) -> None:
+    with connection:
+        try:
+            _send(connection, answer(), deadline)
+        except Exception:  # noqa: BLE001  as in `_serve`: the asker notices
+            _log.debug("an answer failed", exc_info=True)
 
 
 def _receive_frame(connection: socket.socket, deadline: float) -> bytes:
@@ -315,8 +349,9 @@ def ask(
     *,
     seconds: float = ANSWER_SECONDS,
     is_over: Callable[[], bool] = lambda: False,
+    at_once: int = ASKED_AT_ONCE_MAX,
 ) -> dict[int, Any]:
-    """Ask `ranks`, each for at most `seconds`; return the answer of each, or its Silence.
+    """Ask `ranks`, `at_once` at a time and each for at most `seconds`; return the answer of each, or its Silence.
 
     `is_over` ends the questions early, with a Silence for those that have not answered.
     """
@@ -335,7 +370,7 @@ def ask(
             answers[asked.rank] = answer
 
         while (waiting or under_way) and time.monotonic() < end and not is_over():
-            while waiting and len(under_way) < ASKED_AT_ONCE_MAX:
+            while waiting and len(under_way) < at_once:
                 begun = _begin(road.doors[waiting[0]], waiting[0], frame, seconds)
                 if isinstance(begun, Silence):
                     answers[waiting[0]] = begun

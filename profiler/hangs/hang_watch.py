@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from pacecar.analysis.hang.judgement import judge
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.process_state import ProcessIdentity, memory_kills, own_identity, read_process
 from pacecar.records import HangVerdict, JobHello, JobRecord
-from pacecar.records.hangs import ProcessState, RankAccount
+from pacecar.records.hangs import HangEvidence, ProcessState, RankAccount
 
 from .account_road import (
     ABSENT_MAX,
@@ -38,11 +38,12 @@ from .account_road import (
     AccountListener,
     Door,
     Heard,
+    Later,
     ProcessStates,
     Question,
     Road,
+    RoadAnswer,
     Silence,
-    WindowState,
     ask,
     exchange_doors,
 )  # fmt: skip
@@ -110,9 +111,9 @@ class HangWatch:
         is_measuring: Callable[[], bool],
         is_closing: Callable[[], bool],
         run_dir: str | None = None,
-        answer_of_window: Callable[[Question], WindowState],
+        answer_others: Callable[[Question], RoadAnswer | Later],
     ) -> None:
-        self._answer_of_window = answer_of_window
+        self._answer_others = answer_others
         self._hello = hello
         self._emit = emit
         self._clock = clock
@@ -127,7 +128,7 @@ class HangWatch:
         self._speaker.problems = self._listener.problems
         self._road: Road | None = None
         self._inquiry = Inquiry(hang_ns)
-        self._reached: set[int] = set()
+        self._reached: dict[int, int] = {}
         self._next_ns = 0
         self._compare_ns = 0
         self._is_unequal = False
@@ -159,6 +160,15 @@ class HangWatch:
         """Whether no rank waits for another though no step ends, by the latest look of the rank that judges."""
         return self._is_idle
 
+    def heard(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks showed now that they run."""
+        now_ns = self._clock.monotonic_ns()
+        self._reached |= dict.fromkeys(ranks, now_ns)
+
+    def heard_ns(self, rank: int) -> int | None:
+        """Return when `rank` was last heard from, on the monotonic clock; None: never."""
+        return self._reached.get(rank)
+
     def open(self, store: Any, address: str, name: str, rest: Callable[[float], object]) -> None:  # noqa: ANN401
         """Exchange doors with the other ranks, which call this as well; raises RendezvousError and OSError."""
         port = self._listener.open(address)
@@ -182,7 +192,7 @@ class HangWatch:
 
     # --- the accounts' thread ---------------------------------------------------------------------
 
-    def _answer(self, question: Question) -> RankAccount | Heard | ProcessStates | WindowState:
+    def _answer(self, question: Question) -> RoadAnswer | Later:
         match question.what:
             case "account":
                 return self._speaker.account()
@@ -194,9 +204,9 @@ class HangWatch:
             case "processes":
                 return ProcessStates(tuple(self._process_of(rank) for rank in question.ranks))
             case "greeting":
-                self._reached.add(0)  # which alone greets
+                self.heard([0])  # which alone greets
             case _:
-                return self._answer_of_window(question)
+                return self._answer_others(question)
         return Heard()
 
     # --- the monitor thread -------------------------------------------------------------------------
@@ -268,13 +278,48 @@ class HangWatch:
         if not self._witnesses and may_have_ras(self._hello.backend):
             ranks = {(door.address, door.process.pid): rank for rank, door in enumerate(road.doors)}
             self._witnesses.append(RasWitness(ranks))
+        accounts, not_nameable = self._gather_accounts(road)
+        verdict = self._judge(accounts)
+        _log.debug("a round of accounts: %s %s: %s", verdict.kind, verdict.culprits, verdict.summary)
+        found = self._inquiry.add(Round(accounts, begun_ns, verdict, not_nameable))
+        if (idle := is_idle(verdict)) and not self._is_idle and found is None:
+            _log.info("pacecar: no step has ended for %.0f s: %s", verdict.waited_ns / NS_PER_SECOND, verdict.summary)
+        self._is_idle = idle
+        if found is not None:
+            found = _with_evidence(found, self._testimony())
+            if has_nccl_log(self._hello.backend):
+                self._witnesses.append(LogWitness([door.process.pid for door in road.doors]))
+            self._verdict, self._told_step = found, accounts[self._hello.rank].step
+            self._report(found)
+            if self._run_dir is not None:
+                self._accounts = accounts
+                self._writing = keep_evidence(Path(self._run_dir), found, accounts)
+
+    def look(self) -> HangEvidence | None:
+        """Return what all ranks are doing now, and what this look alone would say of it; None: they cannot be asked.
+
+        May be called on any thread.
+        """
+        road = self._road
+        if road is None:
+            return None
+        accounts, _ = self._gather_accounts(road)
+        return HangEvidence(verdict=self._judge(accounts), accounts=tuple(accounts))
+
+    def _judge(self, accounts: Sequence[RankAccount]) -> HangVerdict:
+        hello = self._hello
+        return judge(accounts, len(accounts), job=hello.job, rank=hello.rank, wall_ns=self._clock.wall_ns())
+
+    def _gather_accounts(self, road: Road) -> tuple[list[RankAccount], set[int]]:
+        """Return the accounts of all ranks, and the ranks that must not be named."""
         own, rank = self._speaker.account(), self._hello.rank
         answers = self._ask((other for other in range(len(road.doors)) if other != rank), "account")
         silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
         heard = {other: answer for other, answer in answers.items() if other not in silent} | {rank: own}
-        states = self._processes(road, [*silent], [*heard])
+        states = self.processes([*silent], [*heard])
         cut_off = self._cut_off(road, silent, heard)
-        accounts, not_nameable = [], set()
+        accounts: list[RankAccount] = []
+        not_nameable: set[int] = set()
         for other in range(len(road.doors)):
             if other in heard:
                 accounts.append(heard[other])
@@ -288,21 +333,7 @@ class HangWatch:
             has_stayed_away = has_left and all(account.is_in_step for account in heard.values())
             if is_unknown or not why.was_asked or (has_left and not has_stayed_away):
                 not_nameable.add(other)
-        verdict = judge(accounts, len(road.doors), job=self._hello.job, rank=rank, wall_ns=self._clock.wall_ns())
-        _log.debug("a round of accounts: %s %s: %s", verdict.kind, verdict.culprits, verdict.summary)
-        found = self._inquiry.add(Round(accounts, begun_ns, verdict, not_nameable))
-        if (idle := is_idle(verdict)) and not self._is_idle and found is None:
-            _log.info("pacecar: no step has ended for %.0f s: %s", verdict.waited_ns / NS_PER_SECOND, verdict.summary)
-        self._is_idle = idle
-        if found is not None:
-            found = _with_evidence(found, self._testimony())
-            if has_nccl_log(self._hello.backend):
-                self._witnesses.append(LogWitness([door.process.pid for door in road.doors]))
-            self._verdict, self._told_step = found, own.step
-            self._report(found)
-            if self._run_dir is not None:
-                self._accounts = accounts
-                self._writing = keep_evidence(Path(self._run_dir), found, accounts)
+        return accounts, not_nameable
 
     def _ask(self, ranks: Sequence[int] | range | Any, what: Any) -> dict[int, Any]:  # noqa: ANN401
         if self._road is None:
@@ -310,11 +341,16 @@ class HangWatch:
         question = Question(token=self._road.token, what=what)
         seconds = SUMMON_SECONDS if what == "summon" else ANSWER_SECONDS
         answers = ask(self._road, ranks, question, seconds=seconds, is_over=self._is_closing)
-        self._reached |= {rank for rank, answer in answers.items() if not isinstance(answer, Silence)}
+        self.heard(rank for rank, answer in answers.items() if not isinstance(answer, Silence))
         return answers
 
-    def _processes(self, road: Road, silent: Sequence[int], heard: Sequence[int]) -> dict[int, ProcessState]:
-        """Return the processes of `silent` ranks, by the word of a rank on the same host."""
+    def processes(
+        self, silent: Sequence[int], heard: Sequence[int], *, seconds: float = ANSWER_SECONDS
+    ) -> dict[int, ProcessState]:
+        """Return the processes of `silent` ranks, by the word of a rank on the same host, each asked for `seconds`."""
+        road = self._road
+        if road is None:
+            return {}
         found: dict[int, ProcessState] = {}
         by_host: dict[str, list[int]] = {}
         for rank in silent:
@@ -325,7 +361,7 @@ class HangWatch:
                 states: Sequence[ProcessState | None] = [self._process_of(rank) for rank in ranks]
             elif there is not None:
                 asked = Question(token=road.token, what="processes", ranks=tuple(ranks[:ABSENT_MAX]))
-                answer = ask(road, [there], asked, is_over=self._is_closing).get(there)
+                answer = ask(road, [there], asked, seconds=seconds, is_over=self._is_closing).get(there)
                 states = answer.states if isinstance(answer, ProcessStates) else ()
             else:
                 continue
@@ -363,7 +399,7 @@ class HangWatch:
         """
         answering = {road.doors[rank].address for rank in heard}
         found = {rank for rank, why in silent.items() if why.unreachable and road.doors[rank].address not in answering}
-        return found if found & self._reached else ()
+        return found if found & self._reached.keys() else ()
 
     def _absent(
         self, rank: int, state: ProcessState | None, why: Silence, *, has_left: bool, is_cut_off: bool

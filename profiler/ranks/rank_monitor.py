@@ -32,11 +32,12 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, JobRecord, StepRecord, Straggler
 
-from ..hangs.account_road import Question, WindowState
+from ..hangs.account_road import Later, Question, RoadAnswer, WindowState
 from ..hangs.hang_detector import HangDetector, is_in_loader, where
 from ..hangs.hang_watch import HangWatch
 from ..hangs.rank_account import TrainingProgress
 from ..hangs.torch_flight_recorder import last_collective, sequence
+from ..orders.job_orders import JobOrders
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.rendezvous import RendezvousError
@@ -110,9 +111,9 @@ class RankMonitor:
 
     `emit` takes records.  `throttled` returns whether the device throttles its clocks, `is_told` whether the log says
     already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  `window` is this
-    rank's part of cross-rank windows, None for none.  With `transport` None it uses gloo if there is a process group of
-    several ranks.  `subgroup` has the ranks that this one is compared with, None: as many as usual.  Construct and
-    start it on the training thread.
+    rank's part of cross-rank windows, `orders` that of orders to the whole job; None for none.  With `transport` None
+    it uses gloo if there is a process group of several ranks.  `subgroup` has the ranks that this one is compared with,
+    None: as many as usual.  Construct and start it on the training thread.
     """
 
     def __init__(
@@ -128,9 +129,11 @@ class RankMonitor:
         is_told: Callable[[], bool] = lambda: False,
         is_pipeline: Callable[[], bool] = lambda: False,
         window: WindowRank | None = None,
+        orders: JobOrders | None = None,
         subgroup: Subgroup | None = None,
     ) -> None:
         self._window = window
+        self._orders = orders
         self._hello = hello
         self._subgroup = subgroup or subgroup_of(hello.rank, hello.world_size)
         self._period = config.crew_period_steps
@@ -324,11 +327,13 @@ class RankMonitor:
             is_measuring=lambda: self._watched.is_alive,
             is_closing=self._closing.is_set,
             run_dir=self._run_dir,
-            answer_of_window=self._answer_of_window,
+            answer_others=self._answer_others,
         )
         self._hang_watch = watch
         if meeting is None:
             return
+        if self._orders is not None:
+            self._orders.open(watch, self._subgroup, self._progress)
         try:
             watch.open(meeting.store, meeting.address, self._name, self._wait_and_check)
         except Exception as error:  # noqa: BLE001  as above: ranks are compared all the same
@@ -336,7 +341,9 @@ class RankMonitor:
                 reason = str(error) if isinstance(error, RendezvousError) else failure(error)
                 _log.warning("pacecar cannot ask the ranks of this job why it hangs: %s", reason)
 
-    def _answer_of_window(self, question: Question) -> WindowState:
+    def _answer_others(self, question: Question) -> RoadAnswer | Later:
+        if question.what in ("order", "pass_on") and self._orders is not None:
+            return self._orders.answer(question)
         if self._window is None or self.off_because is not None:
             return WindowState(self._watched.step, self.off_because or "the hook takes no windows")
         return self._window.answer(question)
@@ -475,6 +482,7 @@ class RankMonitor:
             self._leader_reports.post(exchange.totals)
 
     def _receive(self, exchange: GatherSchedule) -> None:
+        gathers = exchange.gathers
         for rows in exchange.receive():
             self._ranges.receive(rows)
             if self._is_leader and len(rows) > 1:
@@ -486,6 +494,8 @@ class RankMonitor:
                     self._tell([sums], changes, exchange.totals)
                 else:
                     self._leader_reports.add(sums, changes)
+        if self._hang_watch is not None and exchange.gathers > gathers:
+            self._hang_watch.heard(self._subgroup.members)
         reports = [] if self._leader_reports is None else self._leader_reports.receive()
         if reports and self._hello.rank == 0:
             sums_known = [report.sums for report in reports if report.sums is not None]

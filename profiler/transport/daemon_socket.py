@@ -20,11 +20,11 @@ from typing import Protocol
 
 from pacecar.daemon_peer import connect
 from pacecar.formatting.plain_text import clean
-from pacecar.records import Answer, Command, HelloRefused, JobHello, JobRecord, Throttling
+from pacecar.records import Answer, Command, HelloRefused, JobHello, Throttling
 from pacecar.records.host_signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
-from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused
+from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused, Sendable
 
 __all__ = ["DaemonInbox", "DaemonSocket", "News"]
 
@@ -61,8 +61,13 @@ class DaemonSocket(RecordQueue):
         inbox: DaemonInbox | None = None,
         is_optional: bool = False,
     ) -> None:
-        carrier = _SocketCarrier(path, hello, inbox, self._received)
-        super().__init__(carrier, queue_length_max=queue_length_max, is_optional=is_optional)
+        self._to_daemon = _SocketCarrier(path, hello, inbox, self._received)
+        super().__init__(self._to_daemon, queue_length_max=queue_length_max, is_optional=is_optional)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a daemon takes the records."""
+        return self._to_daemon.is_connected
 
     def _received(self, refusal: Answer | None) -> None:
         """Answer a refused command, or wake the training thread for one that was kept."""
@@ -87,10 +92,14 @@ class _SocketCarrier:
         self._refusal: str | None = None
 
     @property
+    def is_connected(self) -> bool:
+        return self._socket is not None
+
+    @property
     def destination(self) -> str:
         return f"the daemon at {self._path}"
 
-    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+    def deliver(self, record: Sendable, timeout_seconds: float) -> None:
         try:
             frame = encode_frame(record)
         except FrameError as error:

@@ -37,6 +37,7 @@ from msgspec import inspect
 
 from pacecar.daemon_peer import UntrustedDaemonError
 from pacecar.records import Answer, JobRecord
+from pacecar.records.job_orders import JobAnswer
 
 __all__ = [
     "BACKOFF_SECONDS_MAX",
@@ -49,6 +50,7 @@ __all__ = [
     "RecordRefused",
     "RecordSink",
     "RecordSource",
+    "Sendable",
     "put_into_all",
     "reason_of",
 ]
@@ -63,8 +65,11 @@ _CUT = "..."
 
 _log = logging.getLogger(__name__)
 
+Sendable = JobRecord | Answer | JobAnswer
+"""What a queue carries."""
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(JobRecord | Answer)
+_decoder = msgspec.msgpack.Decoder(Sendable)
 
 
 class FieldFilter:
@@ -75,7 +80,7 @@ class FieldFilter:
         self._destination = destination
         self._said: set[tuple[str, str]] = set()
 
-    def make(self, record: JobRecord | Answer) -> JobRecord | Answer | None:
+    def make(self, record: Sendable) -> Sendable | None:
         """Return `record`, or a copy without what is out of range; None if it cannot be repaired."""
         for _ in range(MENDS_MAX):
             try:
@@ -89,7 +94,7 @@ class FieldFilter:
                 return record
         return None
 
-    def _mend(self, record: JobRecord | Answer, error: Exception) -> JobRecord | Answer | None:
+    def _mend(self, record: Sendable, error: Exception) -> Sendable | None:
         field = self._culprit(record, error)
         kind = type(record).__name__
         value: Any = None if field is None else getattr(record, field)
@@ -108,7 +113,7 @@ class FieldFilter:
         return msgspec.structs.replace(record, **{field: replacement})
 
     @staticmethod
-    def _culprit(record: JobRecord | Answer, error: Exception) -> str | None:
+    def _culprit(record: Sendable, error: Exception) -> str | None:
         """Return the field that caused the error; None if the error does not name it."""
         if isinstance(error, msgspec.ValidationError):
             found = _FIELD.search(str(error))
@@ -121,7 +126,7 @@ class FieldFilter:
         return None
 
     @staticmethod
-    def _cut(record: JobRecord | Answer, field: str, text: str) -> str:
+    def _cut(record: Sendable, field: str, text: str) -> str:
         text = text.encode("utf-8", "replace").decode()
         limits = [one.max_length for one in _types(type(record), field) if isinstance(one, inspect.StrType)]
         limit = min((limit for limit in limits if limit is not None), default=len(text))
@@ -168,7 +173,7 @@ class Carrier(Protocol):
         """The destination's name in log lines."""
         ...
 
-    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+    def deliver(self, record: Sendable, timeout_seconds: float) -> None:
         """Deliver `record`, waiting at most `timeout_seconds`.
 
         Raises:
@@ -222,7 +227,7 @@ class RecordQueue:
     ) -> None:
         self._carrier = carrier
         self._sendable = FieldFilter(carrier.destination)
-        self._queue: deque[JobRecord | Answer] = deque()
+        self._queue: deque[Sendable] = deque()
         self._queue_length_max = queue_length_max
         self._is_optional = is_optional
         self._dropped = 0
@@ -230,6 +235,7 @@ class RecordQueue:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closing = threading.Event()
+        self._due = threading.Event()
         self._deadline = float("inf")
         self._is_complaining = False
         self._has_delivered = False
@@ -246,7 +252,7 @@ class RecordQueue:
         """How many records were dropped so far."""
         return self._dropped
 
-    def put(self, record: JobRecord | Answer) -> None:
+    def put(self, record: Sendable) -> None:
         """Queue `record`; when the queue is full the oldest one is dropped and counted."""
         if os.getpid() != self._pid:
             return
@@ -260,6 +266,8 @@ class RecordQueue:
             except IndexError:  # the thread was faster, so there is space
                 pass
         self._queue.append(record)
+        if isinstance(record, Answer | JobAnswer):  # a person waits for it
+            self._due.set()
         if self._thread is None:
             with self._starting:  # one of our threads may call put too
                 self._start()
@@ -270,6 +278,7 @@ class RecordQueue:
             return
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
+        self._due.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds + 0.5)
 
@@ -282,7 +291,8 @@ class RecordQueue:
         backoff = BACKOFF_SECONDS_MIN
         try:
             while True:
-                self._closing.wait(LOOK_SECONDS)
+                self._due.wait(LOOK_SECONDS)
+                self._due.clear()
                 source = self._source
                 if source is not None and self._has_late_records:
                     source.records.flush_in_background()
@@ -312,7 +322,7 @@ class RecordQueue:
             self._queue.clear()
             self._carrier.close()
 
-    def _deliver(self, record: JobRecord | Answer) -> bool:
+    def _deliver(self, record: Sendable) -> bool:
         left = self._deadline - time.monotonic()
         try:
             self._carrier.deliver(record, min(BACKOFF_SECONDS_MAX, max(left, 0.0)))
@@ -337,7 +347,7 @@ class RecordQueue:
         else:
             _log.warning("pacecar cannot write to %s: %s; it keeps trying", self._carrier.destination, reason_of(error))
 
-    def _put_back(self, record: JobRecord | Answer) -> None:
+    def _put_back(self, record: Sendable) -> None:
         if len(self._queue) >= self._queue_length_max:
             self._dropped += 1
         else:

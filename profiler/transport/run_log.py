@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from pacecar.records import Answer, JobHello, JobRecord
+from pacecar.records import JobHello
 from pacecar.safe_files import append_whole, appending
 
-from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, reason_of
+from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, Sendable, reason_of
 
 __all__ = ["RunLog"]
 
@@ -48,7 +48,7 @@ class _FileCarrier:
     def destination(self) -> str:
         return str(self._path)
 
-    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+    def deliver(self, record: Sendable, timeout_seconds: float) -> None:
         if self._file is None:
             self._file = appending(self._path)
         if not self._has_hello:
@@ -68,7 +68,7 @@ class _FileCarrier:
         except OSError as error:  # a file server may report only now that it could not store the data
             _log.warning("pacecar may have lost the end of %s: %s", self._path, reason_of(error))
 
-    def _write(self, record: JobRecord | Answer) -> None:
+    def _write(self, record: Sendable) -> None:
         assert self._file is not None, "opened before writing"
         try:
             append_whole(self._file, self._encoder.encode(record) + b"\n")

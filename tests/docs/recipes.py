@@ -291,6 +291,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
         exits=(1,), says="2000000|within|answer"),
     Run(r"pacecar trace JOB.*", ("job",), says=r"json"),
     Run(r"pacecar tune .*", ("job",), (("4MiB", "512KiB"),)),  # the job's model has less than 4 MiB
+    Run(r"pacecar job .*", ("job",)),
     Run(r"pacecar knobs .*", fill={"4f2a91": lambda world: world.remembered()}),
     Run(r"(sudo )?pacecar dump --note .*", ("job",), (("^sudo ", ""),)),
     Run(r"pacecar dump --show FILE.*", ("job",), fill={"FILE": lambda world: str(world.recording())}),

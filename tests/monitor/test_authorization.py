@@ -32,6 +32,15 @@ def test_one_rank_may_be_meant_and_one_that_is_elsewhere_is_named_with_those_her
         reachable(request(ranks=(0,)), OWNER, here)
 
 
+def test_without_a_name_the_users_only_job_is_meant(make_hello):
+    mine, other = Target(1, make_hello(job="mine"), OWNER), Target(2, make_hello(job="other"), STRANGER)
+    assert reachable(request(job=""), OWNER, [mine, other]) == [mine]
+    with pytest.raises(Denied, match=r"^name one of your jobs: mine, other$"):
+        reachable(request(job=""), ROOT, [mine, other])
+    with pytest.raises(Denied, match=r"^no job of yours is connected to this daemon$"):
+        reachable(request(job=""), OWNER, [other])
+
+
 @pytest.mark.parametrize(
     ("uid", "owner", "may"),
     [

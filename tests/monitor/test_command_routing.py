@@ -8,6 +8,7 @@ import pytest
 
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
 from pacecar.records import Answer, Command, Ledger, Request
+from pacecar.records.job_orders import JobAnswer, RankReply
 from pacecar.wire import Refusal, decode_frame, encode_frame
 from tests.kit.daemons import running_inbox
 
@@ -125,6 +126,23 @@ def test_what_an_asker_wanted_is_forgotten_when_he_hangs_up_or_too_many_ask(post
     assert set(said[1:]) == {"refused"}, "it made room for the newest, and is told so"
     assert "made room" in post.to(100)[-1].detail
     assert len(post.to(100 + REQUESTS_MAX)) == 2
+
+
+def test_an_order_to_the_job_goes_to_the_rank_heard_from_last_and_then_to_the_others(post, targets, job):
+    """It may be stopped; what it sends before its final answer is passed on."""
+    heard = [targets[0]._replace(heard_ns=5), targets[1]._replace(heard_ns=9)]
+    requests = CommandRouting(post)
+    for attempt, connection in enumerate((11, 10, 11)):
+        asked = request(job=job, action="job", arguments={"attempt": attempt})
+        requests.route(asked, asker=attempt, uid=1000, targets=heard, steps_of=meet(44))
+        (command,) = post.to(connection)[attempt // 2 :]
+        assert (command.action, command.at_step) == ("job", 0)
+        assert post.to(attempt)[0].ranks == (connection - 10,)
+    replies = JobAnswer(job=job, rank=0, number=post.to(10)[0].number, world_size=2, replies=(RankReply(rank=1),))
+    requests.forward(replies, connection=10)
+    requests.forward(answer_to(post.to(10)[0], job), connection=10)
+    _, passed_on, final = post.to(1)
+    assert (passed_on.number, passed_on.replies, final.state) == (7, replies.replies, "done")
 
 
 def test_a_rank_that_goes_away_is_answered_for_and_one_that_had_answered_is_not(post, targets, job):

@@ -29,7 +29,7 @@ def watch_of(
         training=(threading.get_ident(), threading.get_native_id()),
         progress=lambda: TrainingProgress(7, "tail", 40 * NS_PER_SECOND, 10 * NS_PER_SECOND),
         is_measuring=lambda: is_measuring, is_closing=lambda: False,
-        answer_of_window=lambda _: pytest.fail("no window"),
+        answer_others=lambda _: pytest.fail("no window"),
     )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def verdict_on(
     elsewhere = structs.replace(here, host="another")
     watch._road = Road("", (Door("10.0.0.1", 1, here), Door(address, 1, elsewhere)))
     if was_reached:
-        watch._reached.add(1)
+        watch.heard([1])
     monkeypatch.setattr(hang_watch, "ask", lambda road, ranks, question, **_: dict.fromkeys(ranks, answer))
     clock = watch._clock
     for _ in range(3):

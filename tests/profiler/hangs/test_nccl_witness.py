@@ -111,7 +111,7 @@ def test_a_verdict_does_not_wait_for_it_and_gets_its_words_later(
         training=(threading.get_ident(), threading.get_native_id()),
         progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_measuring=lambda: True,
         is_closing=lambda: False, run_dir=str(tmp_path),
-        answer_of_window=lambda _: pytest.fail("nobody asks"),
+        answer_others=lambda _: pytest.fail("nobody asks"),
     )  # fmt: skip
     monkeypatch.setattr("pacecar.profiler.hangs.nccl_witness.RasWitness.__init__.__defaults__", (ask,))
     with serve_ras(ras_answer({0: 7}, missing={1: False})) as ras:
@@ -168,7 +168,7 @@ def test_after_a_verdict_the_log_is_quoted_and_changes_nothing(tmp_path: Path, m
         training=(threading.get_ident(), threading.get_native_id()),
         progress=lambda: TrainingProgress(7, "tail", 4000 * NS_PER_SECOND, 0), is_measuring=lambda: True,
         is_closing=lambda: False,
-        answer_of_window=lambda _: pytest.fail("nobody asks"),
+        answer_others=lambda _: pytest.fail("nobody asks"),
     )  # fmt: skip
     watch.open(HashStore(), "127.0.0.1", "test", time.sleep)
     try:

@@ -1,0 +1,128 @@
+"""Defines `pacecar job`: orders to all ranks of a running job, on all its nodes, from a node that has any of them.
+
+The daemon of this node hands the order to one rank, which passes it on to the others (`pacecar.profiler.orders`).  The
+daemon authorizes the user of the job and root, by the uid from the kernel.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pacecar.formatting.plain_text import clean
+
+from .shared_options import config_option, fail, load, print_json
+
+if TYPE_CHECKING:
+    from pacecar.records import Answer
+    from pacecar.records.job_orders import JobAnswer
+
+__all__ = ["job"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TUNE_ORDERS = ("status", "freeze", "resume", "set", "rollback")
+
+
+class _JobGroup(click.Group):
+    """A group whose argument, the job, may be left out before a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [place for place, word in enumerate(args) if not word.startswith("-")]
+        is_command = [args[place] in self.commands for place in words[:2]]
+        if is_command in ([True], [True, False]):
+            args.insert(words[0], "")
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_JobGroup)
+@click.argument("job", default="", metavar="[JOB]")
+@click.pass_context
+def job(context: click.Context, job: str) -> None:
+    """Ask or order all ranks of the running JOB, on all its nodes.  Without JOB: your only one on this node."""
+    context.obj = job
+
+
+def _options(command: F) -> F:
+    options: tuple[Callable[[Any], Any], ...] = (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--socket", help="The daemon's socket.  [default: as configured]"),
+        config_option,
+        click.pass_obj,
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+@job.command()
+@_options
+def show(name: str, **options: Any) -> None:  # noqa: ANN401  click's values
+    """Show all nodes of the job: steps, ledger, late and silent ranks, hangs, knobs."""
+    answers, final = _ask(name, "show", {}, options)
+    from .job_text import job_document, lines
+
+    document = job_document(final, answers)
+    if options["as_json"]:
+        print_json(document)
+    else:
+        for line in lines(document, width=shutil.get_terminal_size().columns):
+            click.echo(line)
+    sys.exit(0 if final.state == "done" and document.is_whole else 1)
+
+
+@job.command()
+@click.argument("order", type=click.Choice(TUNE_ORDERS))
+@click.argument("setting", nargs=-1, metavar="[KNOB VALUE]")
+@_options
+def tune(name: str, order: str, setting: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401
+    """Do what `pacecar tune` does, wherever rank 0 is."""
+    arguments: dict[str, int | str] = {"order": order}
+    if len(setting) != 2 * (order == "set"):
+        raise click.UsageError("set takes a knob and a value, the others nothing")
+    if order == "set":
+        from pacecar.knobs import read_setting
+
+        try:
+            read_setting(*setting)
+        except ValueError as error:
+            fail(str(error), code=2)
+        arguments |= {"knob": setting[0], "value": setting[1]}
+    _, final = _ask(name, "tune", arguments, options)
+    if final.report is not None and not options["as_json"]:
+        from .tune_text import lines
+
+        for line in lines(final.job, final.report, width=shutil.get_terminal_size().columns):
+            click.echo(line)
+    elif options["as_json"]:
+        print_json({"state": final.state, "detail": final.detail} if final.report is None else final.report)
+    else:
+        click.echo(clean(f"{final.state}: {final.detail}"), err=final.state != "done")
+    sys.exit(0 if final.state == "done" else 1)
+
+
+def _ask(
+    name: str, order: str, arguments: dict[str, int | str], options: dict[str, Any]
+) -> tuple[list[JobAnswer], Answer]:
+    """Return the ranks' replies and the final answer; exits if there is none."""
+    config = load(options["config_file"], {"socket": options["socket"]})
+    from pacecar.records import Answer
+
+    from .daemon_client import AskError, ask_job
+
+    answers: list[JobAnswer] = []
+    try:
+        for said in ask_job(config.daemon.socket, name, order, arguments):
+            if not isinstance(said, Answer):
+                answers.append(said)
+            elif said.state != "accepted":
+                return answers, said
+            elif not options["as_json"]:
+                click.echo(clean(said.detail), err=True)
+    except AskError as error:
+        fail(str(error))
+    raise AssertionError("ask_job ends with a final answer, or raises")

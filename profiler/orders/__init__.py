@@ -1,0 +1,9 @@
+"""Carries a person's orders from one rank to all ranks of a job, and their replies back.
+
+In: commands that the daemon of any node passes on to one of its ranks.  Out: replies of all ranks to that daemon.
+Start at `job_orders.JobOrders`.
+
+    passing_on   which rank asks which, and what is said of ranks that do not answer
+    job_news     the latest records about the whole job, on the ranks that make them
+    job_orders   one rank's part: what it carries out itself, and what it has the others do
+"""

@@ -1,0 +1,302 @@
+"""Carries out orders to a whole job on one rank, and has the other ranks do so for a person whose daemon asks this one.
+
+    queue's thread      receive(command): a thread is started, or the command refused
+    thread of an order  passes it on, asks again until it is done, answers through the daemon
+    accounts' thread    answer(question): what another rank passes on
+    training thread     carries out what only it may, at a boundary, as for commands of this node's daemon
+
+Whoever the daemon lets command this rank commands the job: the token that the ranks exchanged when they met shows that
+an order comes from a rank of it.  A rank that runs as another user refuses, except root's orders.
+
+An order has an id.  A rank begins it once and says how far it is when it is asked again, so the asking rank repeats the
+order as a question, and a person may repeat it after a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import Answer, Command, JobHello, Knobs, KnobValue
+from pacecar.records.hangs import HangEvidence
+from pacecar.records.job_orders import REPLIES_MAX, JobAnswer, JobOrder, RankReply
+
+from ..hangs.account_road import Later, Question, RankReplies
+from ..hangs.rank_account import TrainingProgress
+from ..ranks.exchange.subgroups import Subgroup
+from .job_news import LatestNews
+from .passing_on import OrderPassing, Peers
+
+__all__ = ["ORDER_NUMBERS", "JobOrders", "JobPeers"]
+
+ORDER_NUMBERS = 2**52
+"""Commands from here on are of orders to the job; a daemon counts its own from 1."""
+
+UNDER_WAY_MAX = 4
+"""Orders that one rank passes on at a time."""
+
+KEPT_MAX = 64
+"""Orders that a rank remembers."""
+
+POLL_SECONDS = 0.3
+"""How often the ranks are asked how far they are."""
+
+TUNE_SECONDS = 60
+SILENT_POLLS_MAX = 3
+"""Rank 0 is given up when it has not answered so often in a row."""
+
+_log = logging.getLogger("pacecar")
+
+
+class JobPeers(Peers, Protocol):
+    """The other ranks, as orders need them."""
+
+    def look(self) -> HangEvidence | None:
+        """Return what all ranks are doing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Reads this rank, from any thread."""
+
+    step: Callable[[], int]
+    pace_ns: Callable[[], int | None]
+    knobs: Callable[[], Knobs]
+    has_daemon: Callable[[], bool]
+
+
+class JobOrders:
+    """One rank's part.  `accept` queues a command for the training thread, `reply` sends an answer to the daemon.
+
+    Neither waits.  `charge` takes the processor time of an order's threads.
+    """
+
+    def __init__(
+        self,
+        hello: JobHello,
+        state: RankState,
+        clock: Clock,
+        *,
+        accept: Callable[[Command], Answer | None],
+        reply: Callable[[Answer | JobAnswer], None],
+        charge: Callable[[int], None],
+    ) -> None:
+        self.news = LatestNews()
+        """Takes this rank's records."""
+        self._hello = hello
+        self._state = state
+        self._clock = clock
+        self._accept = accept
+        self._reply = reply
+        self._charge = charge
+        self._peers: JobPeers | None = None
+        self._passing: OrderPassing | None = None
+        self._progress: Callable[[], TrainingProgress] | None = None
+        self._kept: OrderedDict[str, RankReply] = OrderedDict()
+        self._begun = 0
+        self._ids: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._closing = threading.Event()
+
+    def open(self, peers: JobPeers, subgroup: Subgroup, progress: Callable[[], TrainingProgress]) -> None:
+        """Pass orders on to `peers` from now on."""
+        hello = self._hello
+        self._peers, self._progress = peers, progress
+        self._passing = OrderPassing(
+            peers, hello.rank, hello.world_size, subgroup, self._carry_out_here, self._clock.monotonic_ns
+        )
+
+    def close(self) -> None:
+        """End the orders under way."""
+        self._closing.set()
+
+    # --- on this rank: the accounts' thread, or that of an order ------------------------------------------
+
+    def answer(self, question: Question) -> RankReplies | Later:
+        """Answer another rank that passes an order on."""
+        order, passing = question.order, self._passing
+        if order is None or passing is None:
+            return RankReplies(())
+        if question.what == "order":
+            return RankReplies((self._carry_out_here(order),))
+        return lambda: self._charged(lambda: RankReplies(tuple(passing.to_subgroup(order))))
+
+    def _carry_out_here(self, order: JobOrder) -> RankReply:
+        uid = os.geteuid()
+        if order.uid != 0 and order.rank_uid != uid:
+            return self._own("refused", f"it runs as uid {uid}, and the order came to a rank of uid {order.rank_uid}")
+        if order.action == "show":
+            return self._standing()
+        with self._lock:
+            known = self._kept.get(order.id)
+            if known is not None:
+                return known
+            number = ORDER_NUMBERS + self._begun
+            self._begun += 1
+            self._keep(order.id, self._own("accepted", "at its next step"))
+            self._ids[number] = order.id
+            while len(self._ids) > KEPT_MAX:
+                del self._ids[next(iter(self._ids))]
+        command = Command(
+            number=number, action=order.action, at_step=order.at_step, arguments=order.arguments, uid=order.uid
+        )
+        refusal = self._accept(command)
+        if refusal is not None:
+            self.take(refusal)
+        return self._kept[order.id]
+
+    def take(self, answer: Answer) -> bool:
+        """Keep this rank's answer to the command of an order; return False for one of the daemon's.  On any thread."""
+        if answer.number < ORDER_NUMBERS:
+            return False
+        with self._lock:
+            order = self._ids.get(answer.number)
+            if order is not None:
+                reply = self._own(answer.state, answer.detail)
+                self._keep(order, msgspec.structs.replace(reply, report=answer.report))
+        return True
+
+    def _keep(self, order: str, reply: RankReply) -> None:
+        self._kept[order] = reply
+        self._kept.move_to_end(order)
+        while len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+
+    def _own(self, state: Literal["accepted", "done", "refused"], detail: str) -> RankReply:
+        return RankReply(rank=self._hello.rank, state=state, detail=detail, host=self._hello.host)
+
+    def _standing(self) -> RankReply:
+        progress = None if self._progress is None else self._progress()
+        return RankReply(
+            rank=self._hello.rank,
+            host=self._hello.host,
+            step=self._state.step(),
+            phase=None if progress is None else progress.phase,
+            silent_ns=None if progress is None else progress.silent_ns,
+            pace_ns=self._state.pace_ns(),
+            knobs=self._state.knobs(),
+            has_daemon=self._state.has_daemon(),
+            news=self.news.news(),
+        )
+
+    # --- for a person: the queue's thread, then one of the order's own ------------------------------------
+
+    def receive(self, command: Command) -> Answer | None:
+        """Start to pass on the order in `command`, or return the answer that refuses it."""
+        order = self._order_of(command)
+        if isinstance(order, str):
+            return self._final(command, "refused", order)
+        with self._lock:
+            if self._under_way >= UNDER_WAY_MAX:
+                return self._final(command, "refused", f"this rank passes on {UNDER_WAY_MAX} orders already")
+            self._under_way += 1
+        self._say(command, "accepted", f"rank {self._hello.rank} passes it on")
+        threading.Thread(target=self._pass_on, args=(command, *order), name="pacecar-job-orders", daemon=True).start()
+        return None
+
+    def _order_of(self, command: Command) -> tuple[str, JobOrder] | str:
+        """Return what is ordered and the order for the ranks, or why it cannot be."""
+        arguments: dict[str, KnobValue] = dict(command.arguments)
+        what, key = arguments.pop("job_order", None), arguments.pop("id", None)
+        arguments.pop("attempt", None)
+        if not isinstance(key, str) or not 1 <= len(key) <= 64:
+            return "an order to a job needs an id"
+        if self._passing is None and self._hello.world_size > 1:
+            return "its ranks do not listen to each other: they have not met yet, or [hook] crew is off, or see its log"
+        actions: dict[object, Literal["show", "tune", "trace"]] = {"tune": "tune", "trace": "trace"}
+        if what not in ("show", "tune", "trace", "hang", "dump"):
+            return f"a job takes show, tune, trace, hang and dump, not {str(what)[:40]!r}"
+        return str(what), JobOrder(
+            id=key, action=actions.get(what, "show"), arguments=arguments, uid=command.uid, rank_uid=os.geteuid()
+        )
+
+    def _pass_on(self, command: Command, what: str, order: JobOrder) -> None:
+        try:
+            self._charged(lambda: self._carry_out(command, what, order))
+        except Exception as error:  # noqa: BLE001  a thread's own outer boundary: the job goes on
+            _log.debug("an order to the job failed", exc_info=True)
+            self._say(command, "refused", f"{type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _carry_out(self, command: Command, what: str, order: JobOrder) -> None:
+        match what:
+            case "show":
+                replies = self._to_all(order)
+                self._send(command, replies)
+                answering = sum(reply.state != "silent" for reply in replies)
+                self._say(command, "done", f"{answering} of {len(replies)} ranks answer")
+            case "tune":
+                self._tune(command, order)
+            case _:
+                self._say(command, "refused", f"{what} is not possible yet")
+
+    def _tune(self, command: Command, order: JobOrder) -> None:
+        """Have rank 0 carry out `order`; say what it says."""
+        end_ns = self._clock.monotonic_ns() + TUNE_SECONDS * NS_PER_SECOND
+        said, silent = "", 0
+        while True:
+            reply = self._to_one(0, order)
+            silent = silent + 1 if reply.state == "silent" else 0
+            if reply.state in ("done", "refused"):
+                self._say(command, reply.state, reply.detail, report=reply.report)
+                return
+            words = reply.detail
+            if silent:
+                ago = (
+                    "" if reply.silent_ns is None else f", last heard from {reply.silent_ns / NS_PER_SECOND:.0f} s ago"
+                )
+                words = f"rank 0, which tunes, does not answer{ago}: {reply.detail}"
+            if silent >= SILENT_POLLS_MAX or self._clock.monotonic_ns() > end_ns:
+                self._say(command, "refused", f"{words}; it may still carry the order out")
+                return
+            if words != said and not silent:
+                said = words
+                self._say(command, "accepted", f"rank 0: {words}")
+            if self._closing.wait(POLL_SECONDS):
+                self._say(command, "refused", "the job ended first")
+                return
+
+    def _to_all(self, order: JobOrder) -> list[RankReply]:
+        return [self._carry_out_here(order)] if self._passing is None else self._passing.to_all(order)
+
+    def _to_one(self, rank: int, order: JobOrder) -> RankReply:
+        return self._carry_out_here(order) if self._passing is None else self._passing.to_one(rank, order)
+
+    def _send(self, command: Command, replies: list[RankReply]) -> None:
+        hello = self._hello
+        for first in range(0, len(replies), REPLIES_MAX):
+            self._reply(
+                JobAnswer(
+                    job=hello.job,
+                    rank=hello.rank,
+                    number=command.number,
+                    world_size=hello.world_size,
+                    replies=tuple(replies[first : first + REPLIES_MAX]),
+                )
+            )
+
+    def _final(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str) -> Answer:
+        return Answer(job=self._hello.job, rank=self._hello.rank, number=command.number, state=state, detail=detail)
+
+    def _say(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str, **more: Any) -> None:  # noqa: ANN401
+        self._reply(msgspec.structs.replace(self._final(command, state, detail), **more))
+
+    def _charged(self, act: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever `act` returns
+        begun_ns = time.thread_time_ns()
+        try:
+            return act()
+        finally:
+            self._charge(time.thread_time_ns() - begun_ns)
