@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -76,6 +77,41 @@ def show(name: str, **options: Any) -> None:  # noqa: ANN401  click's values
 
 
 @job.command()
+@_options
+def hang(name: str, **options: Any) -> None:  # noqa: ANN401
+    """Say what all ranks are doing, and which one holds the others up if the job hangs."""
+    answers, final = _ask(name, "hang", {}, options)
+    from .job_text import hang_lines, job_document
+
+    document = job_document(final, answers)
+    if options["as_json"]:
+        print_json(document)
+    else:
+        for line in hang_lines(document, final.detail):
+            click.echo(line)
+    sys.exit(0 if final.state == "done" else 1)
+
+
+@job.command()
+@click.option("--directory", type=click.Path(path_type=Path), help="Where.  [default: the job's run folder]")
+@_options
+def dump(name: str, directory: Path | None, **options: Any) -> None:  # noqa: ANN401
+    """Write what all ranks are doing into a folder, for `pacecar analyze --hang`, and print its path."""
+    given: dict[str, int | str] = {} if directory is None else {"directory": str(directory.absolute())}
+    answers, final = _ask(name, "dump", given, options)
+    from .job_text import absent_lines, job_document
+
+    document = job_document(final, answers)
+    for line in absent_lines(document):
+        click.echo(line, err=True)
+    if options["as_json"]:
+        print_json({"state": final.state, "detail": final.detail})
+    else:
+        click.echo(clean(final.detail), err=final.state != "done")
+    sys.exit(0 if final.state == "done" and document.is_whole else 1)
+
+
+@job.command()
 @click.argument("order", type=click.Choice(TUNE_ORDERS))
 @click.argument("setting", nargs=-1, metavar="[KNOB VALUE]")
 @_options
@@ -121,7 +157,7 @@ def _ask(
                 answers.append(said)
             elif said.state != "accepted":
                 return answers, said
-            elif not options["as_json"]:
+            elif said.detail and not options["as_json"]:
                 click.echo(clean(said.detail), err=True)
     except AskError as error:
         fail(str(error))

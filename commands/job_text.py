@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.formatting.plain_text import clean_values
+from pacecar.formatting.plain_text import clean, clean_values
 from pacecar.formatting.quantities import DASH, duration, percent, plural
 from pacecar.formatting.tables import TextColumn, table_lines
 from pacecar.knobs import setting
 from pacecar.records import Answer, HangVerdict, JobLedger, Straggler, TunerStatus
 from pacecar.records.job_orders import JobAnswer, RankReply
 
-__all__ = ["JobDocument", "job_document", "lines"]
+__all__ = ["JobDocument", "absent_lines", "hang_lines", "job_document", "lines"]
 
 RANKS_NAMED_MAX = 32
 """Ranks that are named one by one; of more, the first."""
@@ -81,7 +81,7 @@ def lines(document: JobDocument, *, width: int = 80) -> Iterator[str]:
         who = "a rank" if late.late_rank is None else f"rank {late.late_rank}"
         cost = duration(late.excess_ns)
         yield f"  {who} is late since step {late.since_step}: {late.cause} costs {cost} a step ({late.evidence})"
-    yield from _absent(document)
+    yield from absent_lines(document)
     if document.ledger is not None:
         yield f"  {_ledger(document.ledger)}"
     elif document.world_size not in (None, 1) and answering:
@@ -98,8 +98,18 @@ def _title(document: JobDocument, answering: Sequence[RankReply]) -> str:
     return f"{document.job}: {len(answering)} of {plural(document.world_size or len(answering), 'rank')} answer{at}"
 
 
-def _absent(document: JobDocument) -> Iterator[str]:
+def hang_lines(document: JobDocument, summary: str) -> Iterator[str]:
+    """Yield `summary`, ranks that do not answer, and the evidence of the verdict."""
+    document = clean_values(document)
+    yield clean(summary)
+    yield from absent_lines(document)
+    if document.hang is not None:
+        yield from (f"  {words}" for words in document.hang.evidence)
+
+
+def absent_lines(document: JobDocument) -> Iterator[str]:
     """Yield a line for each rank that did not answer, or refused."""
+    document = clean_values(document)
     absent = [one for one in document.replies if one.state != "done"]
     for one in absent[:RANKS_NAMED_MAX]:
         heard = "never heard from" if one.silent_ns is None else f"silent for {one.silent_ns / NS_PER_SECOND:.1f} s"

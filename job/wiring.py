@@ -106,6 +106,7 @@ class JobRun(StepListener, DaemonInbox):
             accept=self._accept,
             reply=self._outbox.put,
             charge=lambda spent_ns: self.hook.budget.charge(spent_ns),
+            run_dir=config.run_dir,
         )
         """Orders to all ranks of the job."""
         self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, self._what_if, self.orders.news)

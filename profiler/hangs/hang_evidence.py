@@ -17,7 +17,7 @@ from pacecar.records import HangVerdict
 from pacecar.records.hangs import HangEvidence, RankAccount
 from pacecar.safe_files import FOLDER_MODE, replacing
 
-__all__ = ["keep_evidence"]
+__all__ = ["keep_evidence", "write_evidence"]
 
 BYTES_MAX = 20_000_000
 """Of a file.  A rank's account has 2 to 10 kB, so that those of 2000 ranks fit."""
@@ -39,13 +39,18 @@ def keep_evidence(
     return thread
 
 
+def write_evidence(path: Path, verdict: HangVerdict, accounts: Iterable[RankAccount]) -> None:
+    """Write the file at `path`, and make its folder; raises OSError."""
+    with replacing(path, make_mode=FOLDER_MODE) as file:
+        file.write(_encoded(verdict, accounts))
+
+
 def _write(folder: Path, verdict: HangVerdict, accounts: Iterable[RankAccount], after: threading.Thread | None) -> None:
     if after is not None:
         after.join()
     path = folder / ("hang.json" if verdict.step is None else f"hang-step{verdict.step}.json")
     try:
-        with replacing(path, make_mode=FOLDER_MODE) as file:
-            file.write(_encoded(verdict, accounts))
+        write_evidence(path, verdict, accounts)
     except OSError as error:
         _log.warning("pacecar cannot write %s: %s", path, error.strerror or error)
         return

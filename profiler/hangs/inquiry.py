@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records.hangs import GroupState, HangKind, HangVerdict, RankAccount
 
-__all__ = ["IDLE_SECONDS", "Inquiry", "Round", "are_counters_unequal", "is_idle"]
+__all__ = ["CERTAIN", "IDLE_SECONDS", "Inquiry", "Round", "are_counters_unequal", "is_idle"]
 
 IDLE_SECONDS = 1800.0
 """The silence from which on even a job hangs in which no rank waits for another: torch's default timeout."""

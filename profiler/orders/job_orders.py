@@ -21,20 +21,23 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
+from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Answer, Command, JobHello, Knobs, KnobValue
 from pacecar.records.hangs import HangEvidence
-from pacecar.records.job_orders import REPLIES_MAX, JobAnswer, JobOrder, RankReply
+from pacecar.records.job_orders import REPLIES_MAX, JobAnswer, JobNews, JobOrder, RankReply
 
 from ..hangs.account_road import Later, Question, RankReplies
+from ..hangs.hang_evidence import write_evidence
 from ..hangs.rank_account import TrainingProgress
 from ..ranks.exchange.subgroups import Subgroup
 from .job_news import LatestNews
 from .passing_on import OrderPassing, Peers
+from .two_looks import for_a_frame, summary_of
 
 __all__ = ["ORDER_NUMBERS", "JobOrders", "JobPeers"]
 
@@ -51,6 +54,9 @@ POLL_SECONDS = 0.3
 """How often the ranks are asked how far they are."""
 
 TUNE_SECONDS = 60
+APART_SECONDS = 1.0
+"""Between two looks at all ranks."""
+
 SILENT_POLLS_MAX = 3
 """Rank 0 is given up when it has not answered so often in a row."""
 
@@ -78,7 +84,7 @@ class RankState:
 class JobOrders:
     """One rank's part.  `accept` queues a command for the training thread, `reply` sends an answer to the daemon.
 
-    Neither waits.  `charge` takes the processor time of an order's threads.
+    Neither waits.  `charge` takes the processor time of an order's threads.  Dumps are written into `run_dir`.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class JobOrders:
         accept: Callable[[Command], Answer | None],
         reply: Callable[[Answer | JobAnswer], None],
         charge: Callable[[int], None],
+        run_dir: str | None = None,
     ) -> None:
         self.news = LatestNews()
         """Takes this rank's records."""
@@ -99,6 +106,7 @@ class JobOrders:
         self._accept = accept
         self._reply = reply
         self._charge = charge
+        self._run_dir = run_dir
         self._peers: JobPeers | None = None
         self._passing: OrderPassing | None = None
         self._progress: Callable[[], TrainingProgress] | None = None
@@ -164,7 +172,7 @@ class JobOrders:
             order = self._ids.get(answer.number)
             if order is not None:
                 reply = self._own(answer.state, answer.detail)
-                self._keep(order, msgspec.structs.replace(reply, report=answer.report))
+                self._keep(order, structs.replace(reply, report=answer.report))
         return True
 
     def _keep(self, order: str, reply: RankReply) -> None:
@@ -201,7 +209,7 @@ class JobOrders:
             if self._under_way >= UNDER_WAY_MAX:
                 return self._final(command, "refused", f"this rank passes on {UNDER_WAY_MAX} orders already")
             self._under_way += 1
-        self._say(command, "accepted", f"rank {self._hello.rank} passes it on")
+        self._say(command, "accepted", "")  # a sign of life
         threading.Thread(target=self._pass_on, args=(command, *order), name="pacecar-job-orders", daemon=True).start()
         return None
 
@@ -240,8 +248,41 @@ class JobOrders:
                 self._say(command, "done", f"{answering} of {len(replies)} ranks answer")
             case "tune":
                 self._tune(command, order)
+            case "hang":
+                self._look_at_all(command, order, None)
             case _:
-                self._say(command, "refused", f"{what} is not possible yet")
+                directory = order.arguments.get("directory") or self._run_dir
+                if directory is None:
+                    self._say(command, "refused", "this job has no run folder: name a directory")
+                else:
+                    self._look_at_all(command, order, Path(str(directory)))
+
+    def _look_at_all(self, command: Command, order: JobOrder, folder: Path | None) -> None:
+        """Say what all ranks are doing and whether the job hangs, and write their accounts into `folder` if given."""
+        before = None if self._peers is None else self._peers.look()
+        begun_ns = self._clock.monotonic_ns()
+        replies = self._to_all(order)
+        self._closing.wait(max(0.0, APART_SECONDS - (self._clock.monotonic_ns() - begun_ns) / NS_PER_SECOND))
+        after = None if self._peers is None else self._peers.look()
+        if before is None or after is None:
+            self._say(command, "refused", "it has no other ranks that could be asked")
+            return
+        judged = next((one.news.hang for one in replies if one.news is not None and one.news.hang is not None), None)
+        verdict = judged or after.verdict
+        news = JobNews(hang=for_a_frame(verdict))
+        own = self._hello.rank
+        self._send(command, [structs.replace(one, news=news if one.rank == own else None) for one in replies])
+        if folder is None:
+            self._say(command, "done", summary_of(before, after) if judged is None else judged.summary)
+            return
+        step = max((account.step for account in after.accounts if account.step is not None), default=None)
+        path = folder / ("dump" if step is None else f"dump-step{step}") / "hang.json"
+        try:
+            write_evidence(path, verdict, after.accounts)
+        except OSError as error:
+            self._say(command, "refused", f"{path}: {error.strerror or error}")
+        else:
+            self._say(command, "done", str(path.parent))
 
     def _tune(self, command: Command, order: JobOrder) -> None:
         """Have rank 0 carry out `order`; say what it says."""
@@ -292,7 +333,7 @@ class JobOrders:
         return Answer(job=self._hello.job, rank=self._hello.rank, number=command.number, state=state, detail=detail)
 
     def _say(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str, **more: Any) -> None:  # noqa: ANN401
-        self._reply(msgspec.structs.replace(self._final(command, state, detail), **more))
+        self._reply(structs.replace(self._final(command, state, detail), **more))
 
     def _charged(self, act: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever `act` returns
         begun_ns = time.thread_time_ns()

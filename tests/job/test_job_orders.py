@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from pacecar.analysis.hang.dumps.dump_folder import read_folder
 from pacecar.commands.main import cli
 from pacecar.monitor.daemon import Daemon
 from tests.kit.daemons import running_daemon
@@ -110,6 +111,16 @@ def test_each_node_shows_and_tunes_the_whole_job(cluster: Cluster, node: str) ->
     assert (refused.exit_code, "bucket_bytes 3 MiB is not possible here" in refused.output) == (1, True)
 
 
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_each_node_says_that_the_job_does_not_hang_and_dumps_what_its_ranks_do(cluster: Cluster, node: str) -> None:
+    until(lambda: "the job does not hang: it went from step" in cluster.order(node, "hang").output, "steps end")
+    dumped = cluster.order(node, "dump", "--directory", str(cluster.folder / "dumps" / node))
+    assert dumped.exit_code == 0, dumped.output
+    found = read_folder(Path(dumped.stdout.strip()))
+    assert [account.rank for account in found.accounts] == [0, 1, 2, 3]
+    assert all(account.stacks for account in found.accounts)
+
+
 @needs_root
 def test_a_stranger_is_refused_and_told_why(cluster: Cluster) -> None:
     socket = cluster.socket("a")
@@ -133,6 +144,9 @@ def test_a_stopped_rank_is_named_with_its_silence_and_the_others_answer(cluster:
         said = cluster.order("b", "show")
         assert said.exit_code == 1
         assert "both: 3 of 4 ranks answer" in said.output
+        hang = cluster.order("b", "hang")
+        assert "rank 2 does not run" in hang.stdout.splitlines()[0], hang.output
+        assert "is stopped by a signal" in hang.output
     finally:
         cluster.signal(2, signal.SIGCONT)
     until(lambda: cluster.states("a") == ["done"] * 4, "it goes on")
