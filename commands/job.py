@@ -112,6 +112,32 @@ def dump(name: str, directory: Path | None, **options: Any) -> None:  # noqa: AN
 
 
 @job.command()
+@click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="Number of steps to trace.")
+@click.option("--stacks", is_flag=True, help="Also record Python stacks; the steps become much slower.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Where.  [default: the job's run folder]")
+@_options
+def trace(name: str, steps: int, stacks: bool, directory: Path | None, **options: Any) -> None:  # noqa: ANN401
+    """Trace the same next steps on all ranks; print where each rank's host has its file."""
+    given: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
+    if directory is not None:
+        given["directory"] = str(directory.absolute())
+    answers, final = _ask(name, "trace", given, options)
+    from .job_text import absent_lines, job_document
+
+    document = job_document(final, answers)
+    for line in absent_lines(document):
+        click.echo(line, err=True)
+    click.echo(clean(final.detail), err=True)
+    files = [(reply.rank, reply.host, reply.detail) for reply in document.replies if reply.state == "done"]
+    if options["as_json"]:
+        print_json([{"rank": rank, "host": host, "file": file} for rank, host, file in files])
+    else:
+        for _, host, file in files:
+            click.echo(clean(f"{host}:{file}"))
+    sys.exit(0 if document.is_whole else 1)
+
+
+@job.command()
 @click.argument("order", type=click.Choice(TUNE_ORDERS))
 @click.argument("setting", nargs=-1, metavar="[KNOB VALUE]")
 @_options

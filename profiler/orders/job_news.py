@@ -5,8 +5,12 @@ A `RecordSink`, which costs a dictionary access per record.
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from pacecar.records import HangVerdict, JobLedger, JobRecord, Straggler, TunerStatus
 from pacecar.records.job_orders import LATE_MAX, JobNews
+
+from .two_looks import EVIDENCE_CHARACTERS_MAX, for_a_frame
 
 __all__ = ["LatestNews"]
 
@@ -40,8 +44,12 @@ class LatestNews:
         is_over = isinstance(hang, HangVerdict) and hang.ended
         found = JobNews(
             ledger=ledger if isinstance(ledger, JobLedger) else None,
-            late=tuple(self._late.values())[-LATE_MAX:],
-            hang=hang if isinstance(hang, HangVerdict) and not is_over else None,
+            late=tuple(_cut(late) for late in [*self._late.values()][-LATE_MAX:]),
+            hang=for_a_frame(hang) if isinstance(hang, HangVerdict) and not is_over else None,
             tuner=tuner if isinstance(tuner, TunerStatus) else None,
         )
         return None if found == JobNews() else found
+
+
+def _cut(late: Straggler) -> Straggler:
+    return structs.replace(late, evidence=late.evidence[:EVIDENCE_CHARACTERS_MAX])

@@ -15,15 +15,17 @@ order as a question, and a person may repeat it after a failure.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND, Clock
@@ -47,6 +49,9 @@ ORDER_NUMBERS = 2**52
 UNDER_WAY_MAX = 4
 """Orders that one rank passes on at a time."""
 
+PART_BYTES_MAX = 32 * 1024
+"""Replies in one frame to the daemon.  A rank's own, with all its news, may have as much again."""
+
 KEPT_MAX = 64
 """Orders that a rank remembers."""
 
@@ -54,6 +59,20 @@ POLL_SECONDS = 0.3
 """How often the ranks are asked how far they are."""
 
 TUNE_SECONDS = 60
+
+AHEAD_SECONDS = 3.0
+AHEAD_STEPS = 4
+"""How far ahead the first step of a trace is: an order goes round in 1.3 s."""
+
+TRACE_POLL_SECONDS = 1.0
+SAY_SECONDS = 10.0
+"""How often the ranks are asked how far their traces are, and a person is told."""
+
+TRACE_SECONDS = 60.0
+TRACE_UNKNOWN_SECONDS = 300.0
+TRACED_SLOWER = 5.0
+"""How long writing and compressing may take; steps of an unknown pace; how much slower a traced step may be."""
+
 APART_SECONDS = 1.0
 """Between two looks at all ranks."""
 
@@ -112,7 +131,7 @@ class JobOrders:
         self._progress: Callable[[], TrainingProgress] | None = None
         self._kept: OrderedDict[str, RankReply] = OrderedDict()
         self._begun = 0
-        self._ids: dict[int, str] = {}
+        self._keys: dict[int, str] = {}
         self._lock = threading.Lock()
         self._under_way = 0
         self._closing = threading.Event()
@@ -147,37 +166,39 @@ class JobOrders:
         if order.action == "show":
             return self._standing()
         with self._lock:
-            known = self._kept.get(order.id)
+            key = f"{order.id}@{order.at_step}"  # of a trace: which rank asks, decides from which step
+            known = self._kept.get(key)
             if known is not None:
                 return known
             number = ORDER_NUMBERS + self._begun
             self._begun += 1
-            self._keep(order.id, self._own("accepted", "at its next step"))
-            self._ids[number] = order.id
-            while len(self._ids) > KEPT_MAX:
-                del self._ids[next(iter(self._ids))]
+            self._keep(key, self._own("accepted", "at its next step"))
+            self._keys[number] = key
+            while len(self._keys) > KEPT_MAX:
+                del self._keys[next(iter(self._keys))]
         command = Command(
             number=number, action=order.action, at_step=order.at_step, arguments=order.arguments, uid=order.uid
         )
         refusal = self._accept(command)
         if refusal is not None:
             self.take(refusal)
-        return self._kept[order.id]
+        with self._lock:
+            return self._kept[key]
 
     def take(self, answer: Answer) -> bool:
         """Keep this rank's answer to the command of an order; return False for one of the daemon's.  On any thread."""
         if answer.number < ORDER_NUMBERS:
             return False
         with self._lock:
-            order = self._ids.get(answer.number)
-            if order is not None:
+            key = self._keys.get(answer.number)
+            if key is not None:
                 reply = self._own(answer.state, answer.detail)
-                self._keep(order, structs.replace(reply, report=answer.report))
+                self._keep(key, structs.replace(reply, report=answer.report))
         return True
 
-    def _keep(self, order: str, reply: RankReply) -> None:
-        self._kept[order] = reply
-        self._kept.move_to_end(order)
+    def _keep(self, key: str, reply: RankReply) -> None:
+        self._kept[key] = reply
+        self._kept.move_to_end(key)
         while len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
 
@@ -248,6 +269,8 @@ class JobOrders:
                 self._say(command, "done", f"{answering} of {len(replies)} ranks answer")
             case "tune":
                 self._tune(command, order)
+            case "trace":
+                self._trace(command, order)
             case "hang":
                 self._look_at_all(command, order, None)
             case _:
@@ -310,6 +333,33 @@ class JobOrders:
                 self._say(command, "refused", "the job ended first")
                 return
 
+    def _trace(self, command: Command, order: JobOrder) -> None:
+        """Have all ranks trace the same steps; say where the files are."""
+        standings = self._to_all(structs.replace(order, action="show"))
+        steps = [one.step for one in standings if one.step is not None]
+        paces = [one.pace_ns for one in standings if one.pace_ns]
+        if not steps:
+            self._say(command, "refused", "no rank says at which step it is")
+            return
+        first, patience_seconds = _first_step(max(steps), max(paces, default=None), order.arguments.get("steps"))
+        order = structs.replace(order, at_step=first)
+        end_ns = self._clock.monotonic_ns() + round(patience_seconds * NS_PER_SECOND)
+        said_ns = None
+        while True:
+            replies = self._to_all(order)
+            written = sum(one.state == "done" for one in replies)
+            left = sum(one.state == "accepted" for one in replies)
+            now_ns = self._clock.monotonic_ns()
+            if not left or now_ns > end_ns or self._closing.is_set():
+                self._send(command, replies)
+                state: Literal["done", "refused"] = "done" if written else "refused"
+                self._say(command, state, f"{written} of {len(replies)} ranks have written a trace from step {first}")
+                return
+            if said_ns is None or now_ns - said_ns > SAY_SECONDS * NS_PER_SECOND:
+                said_ns = now_ns
+                self._say(command, "accepted", f"from step {first}: {written} of {len(replies)} ranks are done")
+            self._closing.wait(TRACE_POLL_SECONDS)
+
     def _to_all(self, order: JobOrder) -> list[RankReply]:
         return [self._carry_out_here(order)] if self._passing is None else self._passing.to_all(order)
 
@@ -318,14 +368,10 @@ class JobOrders:
 
     def _send(self, command: Command, replies: list[RankReply]) -> None:
         hello = self._hello
-        for first in range(0, len(replies), REPLIES_MAX):
+        for part in _parts(replies):
             self._reply(
                 JobAnswer(
-                    job=hello.job,
-                    rank=hello.rank,
-                    number=command.number,
-                    world_size=hello.world_size,
-                    replies=tuple(replies[first : first + REPLIES_MAX]),
+                    job=hello.job, rank=hello.rank, number=command.number, world_size=hello.world_size, replies=part
                 )
             )
 
@@ -341,3 +387,27 @@ class JobOrders:
             return act()
         finally:
             self._charge(time.thread_time_ns() - begun_ns)
+
+
+def _parts(replies: Sequence[RankReply]) -> Iterator[tuple[RankReply, ...]]:
+    """Yield the replies in parts that fit into frames."""
+    part: list[RankReply] = []
+    left_bytes = PART_BYTES_MAX
+    for reply in replies:
+        size = len(msgspec.msgpack.encode(reply))
+        if part and (size > left_bytes or len(part) == REPLIES_MAX):
+            yield tuple(part)
+            part, left_bytes = [], PART_BYTES_MAX
+        part.append(reply)
+        left_bytes -= size
+    if part:
+        yield tuple(part)
+
+
+def _first_step(latest: int, pace_ns: int | None, steps: KnobValue | None) -> tuple[int, float]:
+    """Return the first step that all ranks can trace, and the seconds until all should have written their files."""
+    if pace_ns is None:
+        return latest + AHEAD_STEPS, TRACE_SECONDS + TRACE_UNKNOWN_SECONDS
+    ahead = max(AHEAD_STEPS, math.ceil(AHEAD_SECONDS * NS_PER_SECOND / pace_ns))
+    traced = TRACED_SLOWER * (steps if isinstance(steps, int) else 5)
+    return latest + ahead, TRACE_SECONDS + (ahead + traced) * pace_ns / NS_PER_SECOND

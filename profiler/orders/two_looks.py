@@ -14,7 +14,7 @@ from pacecar.records.hangs import HangEvidence
 
 from ..hangs.inquiry import CERTAIN
 
-__all__ = ["for_a_frame", "summary_of"]
+__all__ = ["EVIDENCE_CHARACTERS_MAX", "for_a_frame", "summary_of"]
 
 EVIDENCE_MAX = 32
 EVIDENCE_CHARACTERS_MAX = 400

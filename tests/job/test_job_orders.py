@@ -5,8 +5,10 @@ A rank is stopped, a daemon is killed, a stranger asks.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -119,6 +121,18 @@ def test_each_node_says_that_the_job_does_not_hang_and_dumps_what_its_ranks_do(c
     found = read_folder(Path(dumped.stdout.strip()))
     assert [account.rank for account in found.accounts] == [0, 1, 2, 3]
     assert all(account.stacks for account in found.accounts)
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_each_node_has_all_ranks_trace_the_same_steps(cluster: Cluster, node: str) -> None:
+    folder = cluster.folder / "traces" / node
+    traced = cluster.order(node, "trace", "--steps", "2", "--directory", str(folder), "--json")
+    assert traced.exit_code == 0, traced.output
+    files = json.loads(traced.stdout)
+    assert [file["rank"] for file in files] == [0, 1, 2, 3]
+    texts = [gzip.decompress(Path(file["file"]).read_bytes()).decode() for file in files]
+    marks = [set(re.findall(r"ProfilerStep#\d+", text)) for text in texts]
+    assert all(len(one) == 2 and one == marks[0] for one in marks), marks
 
 
 @needs_root
