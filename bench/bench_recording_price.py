@@ -121,7 +121,7 @@ class Job:
         self.worst_ns = max(self.worst_ns, round(budget.cost_ns - allowed_ns))
 
     def ask(self, what: Any, first_step: int, steps: int = WINDOW_STEPS) -> WindowState:
-        return self.rank.answer(Question(token="", what=what, first_step=first_step, steps=steps))
+        return self.rank.answer(Question(what=what, first_step=first_step, steps=steps))
 
     def record(self, change: str, usual: int, chance: random.Random) -> Paid | None:
         """Return what a recording cost with `change` after the count; None: it was never affordable."""

@@ -3,12 +3,16 @@
 A hanging job has no collective left and perhaps no store, so each rank listens on a TCP socket at the address that
 pacecar's groups use (`transport.rendezvous`).  Addresses and a random token are exchanged once, when the ranks meet.
 
-    frame = length:u32be  MessagePack of at most FRAME_BYTES_MAX bytes
+    frame = length:u32be  MessagePack of at most FRAME_BYTES_MAX bytes; of a question, after its proof
     asker -> rank  Question        rank -> asker  RankAccount, Heard, ProcessStates, WindowState or RankReplies
 
 A thread waits for questions in the kernel and costs nothing until one comes.  A connection carries one question.  One
-that is late, too long or without the token is closed and counted; the count is part of this rank's account.  An answer
+that is late, too long or without a proof is closed and counted; the count is part of this rank's account.  An answer
 that takes long (`Later`) is given on a thread of its own.
+
+A question may order something, so the token itself is only in the job's store, which is as open as the job.  The proof
+of a question is its HMAC-SHA256 with the token.  Who repeats a recorded question gets another answer to it, and nothing
+is done twice: orders have an id, windows a step.
 
 `ask` asks many ranks at once and gives each the same time; it never waits longer than ROUND_SECONDS_MAX.
 """
@@ -48,6 +52,8 @@ FRAME_BYTES_MAX = 1024 * 1024
 
 QUESTION_BYTES_MAX = 4096
 
+PROOF_BYTES = 32
+
 ANSWER_SECONDS = 1.5
 """How long a rank may take to answer: a busy interpreter lets other threads run after 5 ms, 0.1 s on a bad day."""
 
@@ -82,7 +88,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     or with the other ranks of its subgroup (`pass_on`).
     """
 
-    token: Annotated[str, Meta(max_length=64)]
     what: Literal[
         "account", "counters", "summon", "processes", "greeting", "window_offer", "window_order", "window_part",
         "order", "pass_on",
@@ -262,16 +267,21 @@ class AccountListener:
 
     def _serve_one(self, connection: socket.socket) -> None:
         deadline = time.monotonic() + SERVED_SECONDS
-        question = _question.decode(_receive_frame(connection, deadline))
-        if self._token is None or not hmac.compare_digest(question.token.encode(), self._token.encode()):
+        frame = _receive_frame(connection, deadline)
+        proof, payload = frame[:PROOF_BYTES], frame[PROOF_BYTES:]
+        if self._token is None or not hmac.compare_digest(proof, _proof(self._token, payload)):
             raise ValueError("another token")
-        answer = self._answer(question)
+        answer = self._answer(_question.decode(payload))
         if callable(answer):
             threading.Thread(
                 target=_send_later, args=(connection.dup(), answer, deadline), name="pacecar-job-orders", daemon=True
             ).start()
         else:
             _send(connection, answer, deadline)
+
+
+def _proof(token: str, payload: bytes) -> bytes:
+    return hmac.digest(token.encode(), payload, "sha256")
 
 
 def _send(connection: socket.socket, answer: RoadAnswer, deadline: float) -> None:
@@ -356,7 +366,7 @@ def ask(
     `is_over` ends the questions early, with a Silence for those that have not answered.
     """
     payload = _encode(question)
-    frame = _LENGTH.pack(len(payload)) + payload
+    frame = _LENGTH.pack(PROOF_BYTES + len(payload)) + _proof(road.token, payload) + payload
     answers: dict[int, Any] = {}
     waiting = deque(ranks)
     under_way: dict[int, _Asked] = {}

@@ -338,7 +338,7 @@ class HangWatch:
     def _ask(self, ranks: Sequence[int] | range | Any, what: Any) -> dict[int, Any]:  # noqa: ANN401
         if self._road is None:
             return {}
-        question = Question(token=self._road.token, what=what)
+        question = Question(what=what)
         seconds = SUMMON_SECONDS if what == "summon" else ANSWER_SECONDS
         answers = ask(self._road, ranks, question, seconds=seconds, is_over=self._is_closing)
         self.heard(rank for rank, answer in answers.items() if not isinstance(answer, Silence))
@@ -360,7 +360,7 @@ class HangWatch:
             if host and host == self._identity.host:
                 states: Sequence[ProcessState | None] = [self._process_of(rank) for rank in ranks]
             elif there is not None:
-                asked = Question(token=road.token, what="processes", ranks=tuple(ranks[:ABSENT_MAX]))
+                asked = Question(what="processes", ranks=tuple(ranks[:ABSENT_MAX]))
                 answer = ask(road, [there], asked, seconds=seconds, is_over=self._is_closing).get(there)
                 states = answer.states if isinstance(answer, ProcessStates) else ()
             else:

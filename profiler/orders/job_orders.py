@@ -52,8 +52,8 @@ UNDER_WAY_MAX = 4
 PART_BYTES_MAX = 32 * 1024
 """Replies in one frame to the daemon.  A rank's own, with all its news, may have as much again."""
 
-KEPT_MAX = 64
-"""Orders that a rank remembers."""
+KEPT_MAX = 1024
+"""Orders that a rank remembers; one that is repeated after so many others would be a new one."""
 
 POLL_SECONDS = 0.3
 """How often the ranks are asked how far they are."""

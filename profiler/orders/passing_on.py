@@ -143,7 +143,7 @@ class OrderPassing:
         road = self._peers.road
         if road is None:
             return {rank: Silence("pacecar is closing", was_asked=False) for rank in ranks}
-        question = Question(token=road.token, what=what, order=order)
+        question = Question(what=what, order=order)
         return self._ask(road, ranks, question, seconds=seconds, at_once=AT_ONCE_MAX)
 
     def _silent(self, rank: int, words: str) -> RankReply:

@@ -402,7 +402,7 @@ class CrossRankWindow:
         if self._count_from is None or now_ns - self._count_from[1] > COUNTED_SECONDS_MAX * NS_PER_SECOND:
             self._count_from = (self._step(), now_ns)
         offer = Question(
-            token=road.token, what="window_offer", first_step=self._count_from[0], steps=WINDOW_STEPS
+            what="window_offer", first_step=self._count_from[0], steps=WINDOW_STEPS
         )  # fmt: skip
         answers = self._ask(road, everyone, offer, is_closing)
         why, steps = _first_refusal(answers), min(_steps(answer) for answer in answers.values())
@@ -423,7 +423,7 @@ class CrossRankWindow:
         ahead = AHEAD_STEPS if median_ns is None else max(AHEAD_STEPS, round(AHEAD_SECONDS * NS_PER_SECOND / median_ns))
         self._first_step = step + ahead
         self._folder, self._count_from = TemporaryFolder(), None
-        order = Question(token=road.token, what="window_order", first_step=self._first_step, steps=steps)
+        order = Question(what="window_order", first_step=self._first_step, steps=steps)
         answers = self._ask(road, everyone, order, is_closing)
         self._missing, self._ordered_ns = set(everyone), self._clock.monotonic_ns()
         self._next_ns = self._ordered_ns + round(POLL_SECONDS * NS_PER_SECOND)
@@ -447,9 +447,7 @@ class CrossRankWindow:
         if self._judging is not None:
             self._judge(self._judging)
             return
-        for rank, answer in self._ask(
-            road, set(self._missing), Question(token=road.token, what="window_part"), is_closing
-        ).items():
+        for rank, answer in self._ask(road, set(self._missing), Question(what="window_part"), is_closing).items():
             if isinstance(answer, Silence):
                 if answer.refused:
                     self._give_up(f"rank {rank}: {answer.reason}")

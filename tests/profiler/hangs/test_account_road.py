@@ -45,12 +45,12 @@ def listener():
     made.close()
 
 
-def road(*ports):
-    return Road(TOKEN, tuple(Door("127.0.0.1", port, PROCESS) for port in ports))
+def road(*ports, token=TOKEN):
+    return Road(token, tuple(Door("127.0.0.1", port, PROCESS) for port in ports))
 
 
-def question(what="account", token=TOKEN):
-    return Question(token=token, what=what)
+def question(what="account"):
+    return Question(what=what)
 
 
 EXCHANGE_AFTER_UPGRADE = """
@@ -100,9 +100,25 @@ def test_a_host_that_takes_no_connection_is_told_from_a_process_that_does_not_an
 
 
 def test_a_stranger_gets_no_answer_and_is_counted_and_said(listener):
-    assert isinstance(ask(road(listener.port), [0], question(token="wrong"))[0], Silence)
+    assert isinstance(ask(road(listener.port, token="wrong"), [0], question())[0], Silence)
     assert listener.problems() == ("1 connections were no questions of this job",)
     assert ask(road(listener.port), [0], question("greeting"))[0] == Heard()
+
+
+def test_the_token_does_not_cross_the_network_and_a_question_cannot_be_changed_on_its_way(listener):
+    with socket.create_server(("127.0.0.1", 0)) as recorder:
+        asker = threading.Thread(
+            target=ask, args=(road(recorder.getsockname()[1]), [0], question("greeting")), kwargs={"seconds": 0.3}
+        )
+        asker.start()
+        with recorder.accept()[0] as connection:
+            frame = connection.recv(4096)
+        asker.join()
+    assert TOKEN.encode() not in frame
+    with socket.create_connection(("127.0.0.1", listener.port)) as connection:
+        connection.sendall(frame.replace(b"greeting", b"counters"))
+        assert connection.recv(1) == b""
+    assert listener.problems() == ("1 connections were no questions of this job",)
 
 
 @pytest.mark.parametrize(

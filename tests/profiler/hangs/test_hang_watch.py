@@ -36,10 +36,10 @@ def watch_of(
 @pytest.mark.parametrize("is_measuring", [True, False])
 def test_a_rank_that_measures_no_more_says_where_it_is_and_does_not_judge(is_measuring):
     watch = watch_of([], is_measuring=is_measuring)
-    account = watch._answer(Question(token="", what="account"))
+    account = watch._answer(Question(what="account"))
     assert account.stacks
     assert account.step == (7 if is_measuring else None)
-    assert watch._answer(Question(token="", what="summon")).judges is is_measuring
+    assert watch._answer(Question(what="summon")).judges is is_measuring
 
 
 def verdict_on(

@@ -48,7 +48,7 @@ class Rank:
 
     def asked(self, order: JobOrder):
         self.orders._passing = self.orders._passing or SimulatedJob(1).passing(0)
-        answer = self.orders.answer(Question(token="", what="order", order=order))
+        answer = self.orders.answer(Question(what="order", order=order))
         assert isinstance(answer, RankReplies)
         return answer.replies[0]
 

@@ -346,7 +346,7 @@ def rank(folders: Any) -> Iterator[tuple[WindowRank, Hook]]:
 
 
 def ask(rank: WindowRank, what: str, first: int = STEP + 4, steps: int = WINDOW_STEPS) -> WindowState:
-    return rank.answer(Question(token="", what=what, first_step=first, steps=steps))  # type: ignore[arg-type]
+    return rank.answer(Question(what=what, first_step=first, steps=steps))  # type: ignore[arg-type]
 
 
 def counted(rank: WindowRank, hook: Hook, since: int = STEP) -> WindowState:
