@@ -163,6 +163,11 @@ def _hosts(answering: Sequence[RankReply], width: int) -> Iterator[str]:
 
 
 def _ranks(there: Sequence[RankReply]) -> str:
-    ranks = [one.rank for one in there]
-    is_range = len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1))
-    return f"{ranks[0]}-{ranks[-1]}" if is_range else ", ".join(map(str, ranks))
+    """Return "0-2,4": ranks are in order."""
+    runs: list[list[int]] = []
+    for one in there:
+        if runs and one.rank == runs[-1][-1] + 1:
+            runs[-1].append(one.rank)
+        else:
+            runs.append([one.rank])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

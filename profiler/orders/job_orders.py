@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,9 @@ TUNE_SECONDS = 60
 AHEAD_SECONDS = 3.0
 AHEAD_STEPS = 4
 """How far ahead the first step of a trace is: an order goes round in 1.3 s."""
+
+TRACE_SILENT_POLLS_MAX = 30
+"""A rank that has begun a trace is given up when it has not answered so often in a row."""
 
 TRACE_POLL_SECONDS = 1.0
 SAY_SECONDS = 10.0
@@ -345,8 +348,14 @@ class JobOrders:
         order = structs.replace(order, at_step=first)
         end_ns = self._clock.monotonic_ns() + round(patience_seconds * NS_PER_SECOND)
         said_ns = None
+        latest: dict[int, RankReply] = {}
+        silent: Counter[int] = Counter()
         while True:
-            replies = self._to_all(order)
+            for one in self._to_all(order):
+                silent[one.rank] = silent[one.rank] + 1 if one.state == "silent" else 0
+                if one.rank not in latest or not 0 < silent[one.rank] < TRACE_SILENT_POLLS_MAX:
+                    latest[one.rank] = one  # else it is writing its file, which may hold Python's lock
+            replies = [latest[rank] for rank in sorted(latest)]
             written = sum(one.state == "done" for one in replies)
             left = sum(one.state == "accepted" for one in replies)
             now_ns = self._clock.monotonic_ns()

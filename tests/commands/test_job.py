@@ -74,6 +74,11 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
     ]
 
 
+def test_each_host_has_a_line_with_its_ranks() -> None:
+    there = [RankReply(rank=rank, host="n0", step=4) for rank in (0, 1, 2, 4, 6, 7)]
+    assert "  0-2,4,6-7 " in list(lines(job_document(DONE, answers(there, 6))))[-1]
+
+
 def test_a_daemon_that_drops_the_replies_is_said_to_be_older() -> None:
     document = job_document(DONE, [])
     assert "older version" in str(document.problem)

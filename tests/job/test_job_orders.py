@@ -23,7 +23,7 @@ from pacecar.commands.main import cli
 from pacecar.monitor.daemon import Daemon
 from tests.kit.daemons import running_daemon
 from tests.kit.ranks import Rank, finish, start_ranks
-from tests.kit.users import STRANGER, as_user, needs_root
+from tests.kit.users import STRANGER, as_user, commons, needs_root
 from tests.kit.waiting import until
 
 JOB = Path(__file__).parent.parent / "jobs" / "small_ddp.py"
@@ -61,9 +61,9 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+def cluster() -> Iterator[Cluster]:
     with ExitStack() as stack:
+        made = Cluster(stack.enter_context(commons()))
         for node in ("a", "b"):
             (made.folder / node).mkdir()
             made.daemons[node] = stack.enter_context(running_daemon(made.folder / node, collectors=[]))
@@ -138,8 +138,8 @@ def test_each_node_has_all_ranks_trace_the_same_steps(cluster: Cluster, node: st
 @needs_root
 def test_a_stranger_is_refused_and_told_why(cluster: Cluster) -> None:
     socket = cluster.socket("a")
-    for path in (socket, *socket.parents[:4]):
-        path.chmod(0o777)
+    socket.chmod(0o666)
+    socket.parent.chmod(0o755)
     said = as_user(STRANGER, lambda: cluster.order("a", "show").output)
     assert "job 'both' belongs to another user" in said, said
     assert "no job of yours is connected" in as_user(STRANGER, lambda: cluster.order("a", "show", job=()).output)
