@@ -45,6 +45,11 @@ def test_stopped_ranks_cost_their_deadline_once_and_no_other_rank_its_reply(aske
     assert {reply.silent_ns for reply in replies if reply.state == "silent"} == {7 * NS_PER_SECOND}
 
 
+def test_the_asker_is_the_relay_of_its_own_subgroup():
+    replies = SimulatedJob(1024, frozenset({16, 31})).passing(17).to_all(ORDER)
+    assert [reply.rank for reply in replies if reply.state == "silent"] == [16, 31]
+
+
 def test_an_order_is_round_within_two_deadlines_of_a_relay_whoever_is_stopped():
     job = SimulatedJob(1024, frozenset(range(1, 1024)))
     replies = job.passing(0).to_all(ORDER)
