@@ -112,7 +112,11 @@ def absent_lines(document: JobDocument) -> Iterator[str]:
     document = clean_values(document)
     absent = [one for one in document.replies if one.state != "done"]
     for one in absent[:RANKS_NAMED_MAX]:
-        heard = "never heard from" if one.silent_ns is None else f"silent for {one.silent_ns / NS_PER_SECOND:.1f} s"
+        heard = (
+            "never heard from"
+            if one.silent_ns is None
+            else f"last heard from {one.silent_ns / NS_PER_SECOND:.1f} s ago"
+        )
         words = heard if one.state == "silent" else one.state
         where = f" ({one.host})" if one.host else ""
         yield f"  rank {one.rank}{where}: {words}: {one.detail}"

@@ -62,7 +62,7 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
     assert list(lines(document, width=100)) == [
         "j: 2 of 4 ranks answer, steps 9 to 10",
         "  rank 3 is late since step 4: data_wait costs 12.00 ms a step (of 8 ranges)",
-        "  rank 1 (10.0.0.1): silent for 7.2 s: no answer within 0.4 s",
+        "  rank 1 (10.0.0.1): last heard from 7.2 s ago: no answer within 0.4 s",
         "  the replies of 1 rank from 2 on were lost: ask again",
         "  pace 50.00 ms (median 48.00 ms); time of all ranks: backward 60.0 %, forward 40.0 %",
         "  knobs on 1 rank from 3 on: micro_batch 4",
