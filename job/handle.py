@@ -191,6 +191,20 @@ class Pacer:
         if self._hook is not None:
             self._hook.loop.count(samples=samples, tokens=tokens)
 
+    def resume(self, step: int) -> None:
+        """Report that the training has had `step` optimizer updates so far, over all its restarts.
+
+        Only needed if the optimizer does not count them in its state (SGD), or its state was not restored: then
+        `pacecar report` cannot know which steps a restart trains again.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"resume: step {step} is negative")
+        if self._hook is not None:
+            self._hook.resume(step)
+
     def checkpoint(self) -> AbstractContextManager[None]:
         """Return a context whose time is charged to `checkpoint`: save checkpoints inside it.
 

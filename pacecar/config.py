@@ -228,7 +228,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tune": TuneConfig,
 }
 _ENV_PREFIX = "PACECAR_"
-_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
+_ENV_OTHER = frozenset({"PACECAR_ATTEMPT", "PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,13 +27,25 @@ from pacecar.kernel_files.reader import KernelFiles, lines_of, row
 from pacecar.records.hangs import ProcessState
 from pacecar.records.ranges import LABEL_CHARACTERS_MAX, Count, Label, Pid
 
-__all__ = ["CGROUPS", "ProcessIdentity", "identity_of", "memory_kills", "own_identity", "read_process"]
+__all__ = [
+    "CGROUPS",
+    "ProcessIdentity",
+    "identity_of",
+    "memory_kills",
+    "own_age_ns",
+    "own_identity",
+    "read_process",
+    "thread_age_ns",
+]
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 _STATE, _BEGAN, _EXIT_CODE = 0, 19, 49
 """Fields of /proc/PID/stat after the name in parentheses: `state`, `starttime` and `exit_code`, as wait(2) returns it;
 the latter is 0 to those who must not trace the process."""
+
+THREADS_MAX = 4096
+"""A read takes 10 us, and this is read once, before the first step."""
 
 _OVER = ("Z", "X")
 """A zombie has ended; only its parent has not asked how."""
@@ -69,6 +83,40 @@ def identity_of(
     process = files.proc / str(pid)
     began = _began(_stat(files, process)) or 0
     return ProcessIdentity(host, pid, thread or pid, began, _kills_file(files, process, cgroups))
+
+
+def own_age_ns(files: KernelFiles | None = None, *, boot_ns: int | None = None) -> int | None:
+    """Return how long ago this process began, to a clock tick (10 ms); None if the kernel does not tell.
+
+    `boot_ns` is the time of CLOCK_BOOTTIME to count back from; default now.
+    """
+    files = files or KernelFiles()
+    return _age_ns(_began(_stat(files, files.proc / "self")), boot_ns)
+
+
+def thread_age_ns(names: Sequence[str], files: KernelFiles | None = None, *, boot_ns: int | None = None) -> int | None:
+    """Return how long ago the first thread of this process began whose name begins with one of `names`.
+
+    None: it has none, or too many threads to look at.
+    """
+    files = files or KernelFiles()
+    tasks = files.proc / "self" / "task"
+    try:
+        numbers = files.names(tasks)
+    except OSError:
+        return None
+    if len(numbers) > THREADS_MAX:
+        return None
+    named = (one for one in numbers if (files.text(tasks / one / "comm") or "").startswith(tuple(names)))
+    ages = (_age_ns(_began(_stat(files, tasks / one)), boot_ns) for one in named)
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _age_ns(began: int | None, boot_ns: int | None) -> int | None:
+    if began is None:
+        return None
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if boot_ns is None else boot_ns
+    return max(0, now_ns - began * (1_000_000_000 // os.sysconf("SC_CLK_TCK")))
 
 
 def memory_kills(who: ProcessIdentity, files: KernelFiles | None = None) -> int | None:

@@ -206,6 +206,9 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` come from the environment.  `job` and
     `launch` together identify the job (`pacecar.records.job_identity`); an unknown launch is empty.  `overhead_budget`
     is the share of wall time that the job allows pacecar; None if the hook did not send it.
+
+    `attempt` counts the restarts of the job that its launchers, or the user, have told it of; None: none tells.
+    `process_wall_ns` is when the process began, `rendezvous_wall_ns` when its first process group existed.
     """
 
     job: Label
@@ -228,6 +231,9 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pod_namespace: Label | None = None
     launch: Label = ""
     overhead_budget: Ratio | None = None
+    attempt: Count | None = None
+    process_wall_ns: Nanoseconds | None = None
+    rendezvous_wall_ns: Nanoseconds | None = None
 
 
 Uncalibrated = Literal["off", "unavailable", "warming_up", "price", "profiler"]
@@ -255,6 +261,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
                          a tensor, which for some batches is time or tokens
     gc_ns                how long Python's garbage collector stopped this process in the step; `total_gc_ns`: since
                          attach.  It is part of the phases and headings.  None: not timed
+    global_step          how many updates the whole training has had after this one, over all restarts; None: unknown
+    saved_steps          how many of `total_steps` the last finished checkpoint holds; None: none was seen
     """
 
     job: Label
@@ -288,6 +296,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     window_price_ns: Nanoseconds | None = None
     gc_ns: Nanoseconds | None = None
     total_gc_ns: Nanoseconds | None = None
+    global_step: Count | None = None
+    saved_steps: Count | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

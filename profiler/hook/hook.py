@@ -47,7 +47,7 @@ from ..windows.window_reader import WindowReader
 from . import single_instance
 from .identity import make_hello, model_device
 from .loading import DataLoading, JobLength
-from .optimizer_succession import OptimizerSuccession
+from .optimizer_succession import OptimizerSuccession, updates_of
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
 from .step_boundary import UNUSUAL, CountedStep, CountedSums, StepBoundary, take_inputs
@@ -159,7 +159,7 @@ class Hook:
         job_length = JobLength(self._config.expected_seconds, self._config.expected_steps)
         self.loop = DataLoading(
             self._timer, self._guard, self._counts, self._phases, self._utilization, now_ns=self._now_ns,
-            batch_samples=batch_samples, batch_tokens=batch_tokens, job_length=job_length,
+            batch_samples=batch_samples, batch_tokens=batch_tokens, job_length=job_length, saved=self._boundary.saved,
         )  # fmt: skip
         """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
         self.records = StepRecords(
@@ -207,6 +207,10 @@ class Hook:
     def knobs(self, knobs: Knobs) -> None:
         self._boundary.knobs = knobs
         self._window_schedule.mark(self._boundary.step)
+
+    def resume(self, step: int) -> None:
+        """Record that the training has had `step` updates up to now, over all its starts."""
+        self.records.updates_before = step - self._boundary.step
 
     def headroom_ns(self) -> int | None:
         """Return what the overhead budget still allows, None if it has no limit; call on the training thread.
@@ -488,6 +492,9 @@ class Hook:
         elif schedule.is_probing:
             schedule.end_slice(finished)
         boundary.step += 1
+        if boundary.step == 1 and self.records.updates_before is None:
+            updates = updates_of(self._optimizer())
+            self.records.updates_before = None if updates is None else max(0, updates - 1)
         self.records.enter(finished)
         if self._utilization.is_due:
             self.records.report_vitals()

@@ -29,6 +29,9 @@ the only one.  The network interface of the collectives, which the daemon cannot
 else the one that reaches the job's master; None if NCCL can use InfiniBand or RoCE, which bypass every interface, or if
 it is unknown.  The choices of UCC and MPI, and several interfaces at once, are not covered.
 
+A hello also says when the process began, which the kernel knows, and when its process group existed: when the first
+thread of torch's began that serves one (ProcessGroupGloo and ProcessGroupNCCL start theirs once the ranks have met).
+
 Source: Gloo's and NCCL's variables GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME ("=eth0" exactly, "eth" by prefix, "^" not
 these), NCCL_IB_DISABLE and NCCL_NET (NVIDIA, NCCL user guide, "Environment variables").
 """
@@ -56,6 +59,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pacecar.clock import Clock, SystemClock
+from pacecar.process_state import own_age_ns, thread_age_ns
 from pacecar.records import JobHello
 from pacecar.records.job_identity import LAUNCH, LAUNCH_DIGITS
 from pacecar.torch_internals import need
@@ -64,7 +68,16 @@ from ..ranks.data_parallel import parallel_of
 from ..transport.record_queue import FieldFilter
 from ..transport.rendezvous import innermost, interface_addresses, route_to
 
-__all__ = ["AGREE_SECONDS", "agree", "collective_interface", "job_id", "launch_of", "make_hello", "model_device"]
+__all__ = [
+    "AGREE_SECONDS",
+    "agree",
+    "attempt_of",
+    "collective_interface",
+    "job_id",
+    "launch_of",
+    "make_hello",
+    "model_device",
+]
 
 JOB_LENGTH_MAX = 128
 """The longest job id; it becomes a label value."""
@@ -73,6 +86,12 @@ RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 """Variables of the launchers: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
+
+RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+"""How often Slurm has requeued the job (absent before the first time), and torchrun's agent has restarted its ranks."""
+
+GROUP_THREADS = ("pt_gloo_", "pt_nccl_")
+"""Names of the threads of a process group (torch/csrc/distributed/c10d, since 2.3)."""
 
 SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
 DRAWN_RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -117,6 +136,7 @@ def make_hello(
     if local_rank is None:
         local_rank = device.index if is_cuda and device.index is not None else rank
     name = job or job_id(environ)
+    wall_ns, age_ns, met_ns = (clock or SystemClock()).wall_ns(), own_age_ns(), thread_age_ns(GROUP_THREADS)
     hello = JobHello(
         job=name,
         launch=launch_of(name, world_size, environ),
@@ -131,15 +151,32 @@ def make_hello(
         framework=f"torch {torch.__version__}",
         pacecar_version=metadata.version("pacecar"),
         parallel=parallel_of(model),
-        started_wall_ns=(clock or SystemClock()).wall_ns(),
+        started_wall_ns=wall_ns,
         interface=collective_interface(backend, environ=environ),
         slurm_job=_label(environ, "SLURM_JOB_ID", "SLURM_JOBID"),
         pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
         pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
         overhead_budget=overhead_budget,
+        attempt=attempt_of(environ),
+        process_wall_ns=None if age_ns is None else wall_ns - age_ns,
+        rendezvous_wall_ns=None if met_ns is None else wall_ns - met_ns,
     )
     sendable = FieldFilter("anybody").make(hello)
     return sendable if isinstance(sendable, JobHello) else hello
+
+
+def attempt_of(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how often the job was restarted before: the user's PACECAR_ATTEMPT, or the launchers' counts together.
+
+    None if none of them is set, as in a job that a shell starts again.
+    """
+    told = _number(environ, "PACECAR_ATTEMPT")
+    if told is not None:
+        return told
+    counts = [count for name in RESTARTS if (count := _number(environ, name)) is not None]
+    if not counts:
+        return 0 if environ.get("SLURM_JOB_ID") else None
+    return sum(counts)
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:

@@ -64,6 +64,7 @@ class DataLoading:
         batch_samples: Callable[[Any], int | None] | None,
         batch_tokens: Callable[[Any], int | None] | None,
         job_length: JobLength,
+        saved: Callable[[], None],
     ) -> None:
         self._timer = timer
         self._guard = guard
@@ -73,6 +74,7 @@ class DataLoading:
         self._now_ns = now_ns
         self._batch_samples = batch_samples
         self._job_length = job_length
+        self._saved = saved
         self._lengths = BatchLengths()
         self._batch_tokens = batch_tokens
         self.checkpoint_depth = 0
@@ -147,6 +149,8 @@ class DataLoading:
         start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1
         try:
             yield
+            if self.checkpoint_depth == 1:
+                self._saved()
         finally:
             self.checkpoint_depth -= 1
             if not self.checkpoint_depth:

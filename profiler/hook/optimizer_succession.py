@@ -18,15 +18,17 @@ same calls decide alike.  Updates that torch's hooks do not see are not consider
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from .step_hooks import weakly
 
-__all__ = ["OTHER_STEPS", "SAME_STEPS", "OptimizerSuccession", "parameters_of", "shares_most"]
+__all__ = ["OTHER_STEPS", "SAME_STEPS", "OptimizerSuccession", "parameters_of", "shares_most", "updates_of"]
 
 SAME_STEPS = 3
 """The current optimizer is replaced after this many steps of another on its parameters with none of its own: two
@@ -48,6 +50,30 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
     """Return the ids of the parameters that `optimizer` updates; none if it does not store them as torch's do."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups if isinstance(group, dict) for parameter in group.get("params", ())}
+
+
+STATES_MAX = 16
+"""Parameters whose updates are compared: some may have had no gradient in the first step, but not as many."""
+
+
+def updates_of(optimizer: object) -> int | None:
+    """Return how many updates `optimizer` has made, restored ones included; None if it does not count them.
+
+    Most of torch's do, as `state[parameter]["step"]`, a number or a tensor.  One on a device is not read, because that
+    would wait for the device.
+    """
+    states = getattr(optimizer, "state", None)
+    if not isinstance(states, Mapping):
+        return None
+    counts = (state.get("step") for state in islice(states.values(), STATES_MAX) if isinstance(state, Mapping))
+    known = [count for count in map(_whole, counts) if count is not None]
+    return max(known, default=None)
+
+
+def _whole(count: object) -> int | None:
+    if type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1:
+        count = count.item()
+    return int(count) if type(count) in (int, float) and count == int(count) >= 0 else None  # type: ignore[call-overload]  just checked
 
 
 def shares_most(one: set[int], other: set[int]) -> bool:

@@ -131,6 +131,7 @@ class StepBoundary:
         "last_listener_ns",
         "listener_ns",
         "passed",
+        "saved_steps",
         "step",
         "usual",
         "waited_ns",
@@ -165,6 +166,8 @@ class StepBoundary:
         """The steps counted since the last measured one."""
         self.step = 0
         """The number of the current step, which is the number of finished ones."""
+        self.saved_steps: int | None = None
+        """How many finished steps the last checkpoint holds; None: there was none."""
         self.usual = UNUSUAL
         """The inputs of the last step, with its samples and FLOPs."""
         self.knobs = Knobs()
@@ -239,6 +242,10 @@ class StepBoundary:
             self._phases.guesses_samples = True
         self.step += 1
         return passed
+
+    def saved(self) -> None:
+        """Record that a checkpoint of the present state is complete."""
+        self.saved_steps = self.step
 
     def current_step(self) -> tuple[int, int | None]:
         """Return the number of the current step and when it began (monotonic ns; None before the first)."""

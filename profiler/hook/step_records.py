@@ -210,6 +210,8 @@ class StepRecords:
         """The step whose window is not read yet, which holds back its own and later records; None: no such step."""
         self.call_price = HookCost()
         """The time torch spends around the hooks, which the hooks do not see."""
+        self.updates_before: int | None = None
+        """How many updates the training had before the first step here, in earlier starts; None: unknown."""
         self.uncalibrated: Uncalibrated = "warming_up"
         """Why there is no exact window yet, while there is none."""
         self.window_price_ns: int | None = None
@@ -526,4 +528,6 @@ class StepRecords:
             window_price_ns=self.window_price_ns if calibration is None else None,
             gc_ns=self._collections.within(step.raw.start_ns, step.raw.end_ns),
             total_gc_ns=self._collections.total_ns,
+            global_step=None if self.updates_before is None else max(0, self.updates_before + step.step + 1),
+            saved_steps=self._boundary.saved_steps,
         )

@@ -98,6 +98,7 @@ with pacecar.attach(object(), object(), tune="exact", micro_batch=4, scaler=Scal
     assert pacer.train_batch(7, lambda batch: Loss(batch)) == "detached"
     pacer.loss(1.0)
     pacer.count(samples=1, tokens=2)
+    pacer.resume(3)
     with pacer.checkpoint(), pacer.waiting():
         pass
 assert done == [(8.0, {"retain_graph": True}), (4.0, {}), (56, {})], done

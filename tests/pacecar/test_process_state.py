@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.process_state import CGROUPS, ProcessIdentity, identity_of, memory_kills, read_process
+from pacecar.process_state import (
+    CGROUPS,
+    ProcessIdentity,
+    identity_of,
+    memory_kills,
+    own_age_ns,
+    read_process,
+    thread_age_ns,
+)
 from pacecar.records.hangs import ProcessState
 from tests.kit.waiting import until
 
@@ -158,3 +166,18 @@ def test_a_real_process_that_the_kernel_killed_for_memory_is_told_from_one_that_
         child.wait()
         state = read_process(who, kills_before=kills_before)
         assert (state.ended_by, state.killed_for_memory) == (None, is_for_memory)
+
+
+def test_the_ages_of_a_process_and_of_its_named_threads(tmp_path: Path) -> None:
+    files, began = KernelFiles(tmp_path), {"self": 100, "self/task/7": 100, "self/task/8": 300, "self/task/9": 250}
+    for name, ticks in began.items():
+        (tmp_path / name).mkdir(parents=True)
+        fields = ["0"] * 18 + [str(ticks)] + ["0"] * 30
+        (tmp_path / name / "stat").write_text(f"7 (a b) c) S {' '.join(fields)}\n")
+    for number, name in ((7, "python"), (8, "pt_gloo_runloop"), (9, "pt_gloo_runloop")):
+        (tmp_path / f"self/task/{number}/comm").write_text(name + "\n")
+    assert own_age_ns(files, boot_ns=3_000_000_000) == 2_000_000_000
+    assert thread_age_ns(["pt_nccl_", "pt_gloo_"], files, boot_ns=3_000_000_000) == 500_000_000
+    assert thread_age_ns(["pt_nccl_"], files, boot_ns=3_000_000_000) is None
+    assert own_age_ns(KernelFiles(tmp_path / "nowhere")) is None
+    assert thread_age_ns([""], KernelFiles(tmp_path / "nowhere")) is None

@@ -1,5 +1,6 @@
 """The hook on a real CPU training loop: every step has a record whose ledger sums, and the counts are right."""
 
+import contextlib
 import logging
 import time
 
@@ -288,3 +289,36 @@ def test_a_step_with_a_checkpoint_or_an_evaluation_inside_was_paused_and_no_othe
     job.model.train()
     job.run(3)
     assert paused == [False] * 4 + [True, False, False] + [True, False, False]
+
+
+def test_steps_are_numbered_over_all_starts_by_the_optimizers_state(job, attach, sink):
+    job.optimizer = torch.optim.Adam(job.model.parameters())
+    job.run(5)
+    hook = attach(job)
+    job.run(3)
+    hook.close()
+    assert [one.global_step for one in sink.steps] == [6, 7, 8]
+
+
+def test_the_script_says_where_it_resumes_if_the_optimizer_does_not(job, attach, sink):
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.01)
+    hook = attach(job)
+    job.run(1)
+    hook.resume(101)
+    job.run(2)
+    hook.close()
+    assert [one.global_step for one in sink.steps] == [None, 102, 103]
+
+
+def test_a_checkpoint_holds_the_steps_before_it_unless_it_failed(job, attach, sink):
+    hook = attach(job)
+    job.run(2)
+    with hook.loop.checkpoint(), hook.loop.checkpoint():
+        pass
+    job.run(1)
+    with contextlib.suppress(OSError), hook.loop.checkpoint():
+        raise OSError("disk full")
+    job.run(1)
+    hook.close()
+    assert sink.steps[0].saved_steps is None
+    assert sink.steps[-1].saved_steps == 2

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 import uuid
 from types import SimpleNamespace
 from uuid import UUID
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pacecar.profiler.hook.identity import JOB_LENGTH_MAX, device_uuid, job_id, make_hello
+from pacecar.profiler.hook.identity import JOB_LENGTH_MAX, attempt_of, device_uuid, job_id, make_hello
 from tests.kit.lone_rank import lone_rank
 
 
@@ -164,3 +165,27 @@ def test_the_instance_of_a_rank_is_the_drivers_word_however_the_container_got_it
 
 def test_a_device_without_a_uuid_names_none():
     assert device_uuid(SimpleNamespace(name="AMD Instinct MI300X"), {}) is None
+
+
+def test_the_attempt_is_what_the_launchers_counted_or_the_user_says():
+    assert attempt_of({}) is None
+    assert attempt_of({"SLURM_JOB_ID": "9"}) == 0, "Slurm sets the count only once it has requeued a job"
+    assert attempt_of({"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}) == 2
+    assert attempt_of({"TORCHELASTIC_RESTART_COUNT": "0"}) == 0
+    assert attempt_of({"SLURM_RESTART_COUNT": "2", "TORCHELASTIC_RESTART_COUNT": "3"}) == 5
+    assert attempt_of({"SLURM_RESTART_COUNT": "2", "PACECAR_ATTEMPT": "0"}) == 0
+    assert attempt_of({"PACECAR_ATTEMPT": "first"}) is None
+
+
+def test_the_process_began_before_it_attached():
+    hello = make_hello(nn.Linear(1, 1))
+    assert hello.process_wall_ns < hello.started_wall_ns
+    assert hello.started_wall_ns - hello.process_wall_ns < 3600 * 10**9
+    assert hello.rendezvous_wall_ns is None
+
+
+def test_the_rendezvous_was_when_the_process_group_came_to_be(tmp_path):
+    before = time.time_ns()
+    with lone_rank(tmp_path):
+        met = make_hello(nn.Linear(1, 1)).rendezvous_wall_ns
+    assert before - 20_000_000 <= met <= time.time_ns(), "the kernel counts in ticks of 10 ms"

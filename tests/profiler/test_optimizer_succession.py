@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook.optimizer_succession import OTHER_STEPS, SAME_STEPS, OptimizerSuccession
+from pacecar.profiler.hook.optimizer_succession import OTHER_STEPS, SAME_STEPS, OptimizerSuccession, updates_of
 from pacecar.profiler.hook.step_hooks import _afters, _before, _befores
 from tests.kit.hook_inspection import inspect
 from tests.kit.waiting import until
@@ -307,3 +307,26 @@ def test_a_strangers_step_costs_microseconds(job, hook):
         _before(stranger, (stranger,), {})
         prices.append(time.perf_counter_ns() - begun)
     assert min(prices) < 50_000
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_an_optimizer_says_how_often_it_has_updated_even_before_it_was_restored(job, kind):
+    first = kind(job.model.parameters())
+    run(job, 7, first)
+    assert updates_of(first) == 7
+    second = kind(job.model.parameters())
+    second.load_state_dict(first.state_dict())
+    run(job, 2, second)
+    assert updates_of(second) == 9
+
+
+def test_updates_are_unknown_where_the_optimizer_does_not_count_them_or_a_device_does(job):
+    sgd = torch.optim.SGD(job.model.parameters(), lr=0.1, momentum=0.9)
+    run(job, 2, sgd)
+    assert updates_of(sgd) is None
+    assert updates_of(object()) is None
+    adam_ = adam(job.model)
+    run(job, 2, adam_)
+    for state in adam_.state.values():
+        state["step"] = state["step"].to("meta")
+    assert updates_of(adam_) is None
