@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from pacecar import __version__
 from pacecar.formatting.plain_text import clean_values
+from pacecar.ledger.attempts import JobLife
 from pacecar.records import StepRecord
 from pacecar.run_statistics import estimate_error, proven
 
 from .document import Piece, Report, RunSide
 from .figures import Interval, drift_ratio, ratio_interval, spread_of
 from .formatting import elapsed
+from .reading.attempts import AttemptSums
 from .reading.before_after import BeforeAfterPlan, SettingStretch
 from .reading.inputs import Inputs
 from .reading.notices import ReportError, ReportNotices
@@ -75,8 +77,10 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     index = _choose_job(index_jobs(inputs.events()), inputs, options.job)
     ranks_of = {life: len(ranks) for life, (ranks, _) in index.worlds.items()}
     sums = StepSums(BeforeAfterPlan.of(index), _ranks_with_steps(inputs, index), ranks_of)
+    attempts = AttemptSums(index)
     for key, measured in join_steps(inputs.steps_by_rank(), index.job, inputs.notices):
         sums.add(key, measured)
+        attempts.add(key, measured)
     sums.complete(index.goodbyes, index.lives)
     has_steps = any(total.lives for total in sums.ranks.values())
     if not has_steps and not index.hellos:
@@ -87,7 +91,7 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     else:
         ranks = f"{len(index.hellos)} of {index.world_size} ranks introduced themselves"
         inputs.notices.add(inputs.name, "stepless", f"no step was recorded: {ranks}, and none ended a step")
-    return _assemble(inputs, options, index, sums)
+    return _assemble(inputs, options, index, sums, attempts.life(inputs.name, inputs.notices))
 
 
 def _choose_job(indexes: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
@@ -252,7 +256,7 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
     )
 
 
-def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: StepSums) -> Built:
+def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: StepSums, life: JobLife | None) -> Built:
     is_tuned = index.first_switch is not None
     stretches = _stretches(sums, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
@@ -329,6 +333,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: Step
         line_width_ns=sums.line.width_ns,
         line=tuple(_piece(place * sums.line.width_ns, one) for place, one in sorted(sums.line.bins.items())),
         communicators=communicators_of(inputs, index.hellos.values()),
+        life=life,
         notices=inputs.notices.list(),
     )
     return Built(clean_values(report), stretches.every)  # names, reasons and hosts come from files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.ledger.attempts import JobLife
 from pacecar.nccl_inspector import CommunicatorBandwidth
 from pacecar.records import KnobValue, WhatIf
 from pacecar.run_statistics import EstimateError
@@ -298,7 +299,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `change` is the rate after against before, `change_verdict` what it shows ("faster", "slower", "no difference
     shown", "not decided"), `change_why` the reason, and `change_noise_ratio` the larger drift inside the two; None
     without an `after`.  `proven_gain_ratio` is the share of step time that the changes in force save together according
-    to their trials, with the bounds of those trials combined.
+    to their trials, with the bounds of those trials combined.  `life` charges all time since the first process began,
+    over all starts of the job.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -357,6 +359,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     line_width_ns: int
     line: tuple[Piece, ...]
     communicators: tuple[CommunicatorBandwidth, ...] = ()
+    life: JobLife | None = None
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):

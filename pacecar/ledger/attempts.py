@@ -16,9 +16,9 @@ the life.  Attempts that overlap by less share no time: the later one begins whe
 
 Everything here is pure: attempts in, a `JobLife` out.
 
-Sources: ETTR is productive runtime over the available wall-clock time of a job run, which includes its time in the queue
-(Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", arXiv 2410.21680, section
-II-E): unproductive are restarts' initialization and steps trained again.  `GOOGLE_NAMES` are the BadputType names of
+Sources: ETTR is productive runtime over the available wall-clock time of a job run, time in the queue included, where
+restarts' initialization and steps trained again are unproductive (Kokolis et al., "Revisiting Reliability in
+Large-Scale Machine Learning Research Clusters", arXiv 2410.21680).  `GOOGLE_NAMES` are the BadputType names of
 AI-Hypercomputer/ml-goodput-measurement.
 """
 

@@ -35,7 +35,7 @@ from ..document import Report, RunComparison
 from ..figures import Interval, Spread
 from ..formatting import bounds, change_words, elapsed, money, number, part_of, rate_word
 from ..reading.notices import Notice
-from . import charts, tables, utilization_tables
+from . import charts, life_tables, tables, utilization_tables
 from .comparison_tables import comparison_tables, letter
 
 __all__ = ["comparison_page", "report_page"]
@@ -78,6 +78,16 @@ def _verdicts(comparison: RunComparison) -> Iterator[str]:
 
 
 def _sections(report: Report) -> Iterator[Section]:
+    yield (
+        "life",
+        "All attempts",
+        [
+            table_html(life_tables.life_table(report)),
+            table_html(life_tables.attempts_table(report)),
+            folded("By interval", life_tables.intervals_table(report)),
+            folded("Under the names of ml-goodput-measurement", life_tables.google_table(report)),
+        ],
+    )
     yield (
         "pace",
         "Throughput over time",

@@ -11,7 +11,7 @@ from pacecar.formatting.tables import Table
 
 from ..document import Report, RunComparison
 from ..formatting import change_words
-from . import tables, utilization_tables
+from . import life_tables, tables, utilization_tables
 from .comparison_tables import comparison_tables
 
 __all__ = ["comparison_markdown", "report_markdown"]
@@ -29,7 +29,8 @@ def report_markdown(report: Report) -> str:
     lines.append("")
     changes = tables.changes_table(report)
     for table in (
-        tables.stability_table(report), tables.ledger_table(report),
+        life_tables.life_table(report), life_tables.attempts_table(report), life_tables.intervals_table(report),
+        life_tables.google_table(report), tables.stability_table(report), tables.ledger_table(report),
         communicators_table(report.communicators, tables.ROWS_MAX), changes,
         tables.ladder_table(report), utilization_tables.usage_table(report), utilization_tables.energy_table(report),
         utilization_tables.power_table(report), utilization_tables.cost_table(report),

@@ -10,10 +10,11 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from pacecar.records import JobRecord
+from pacecar.records import JobHello, JobRecord
 from pacecar.records.rank_file import (
     LINE_BYTES_MAX,
     NOT_A_RECORD,
@@ -39,6 +40,9 @@ PIECE_BYTES_MIN = 16 * 1024
 
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
+LIVES_MAX = 1 << 20
+"""Lives of one attempt's folder."""
+
 LATE_KINDS = frozenset({b"step", b"vitals"})
 """Kinds that make up nearly all of a file; the first reading skips them, the second reads nothing else."""
 
@@ -49,17 +53,26 @@ Row = tuple[int, int, int, JobRecord]
 
 
 class RankInput(NamedTuple):
-    """`rank<r>.jsonl` of one rank, up to its size when the report began, so that both readings see the same."""
+    """`rank<r>.jsonl` of one rank, up to its size when the report began, so that both readings see the same.
+
+    If each attempt has a folder of its own, `attempt` is the place of this one's among them.
+    """
 
     path: Path
     rank: int
     bytes_end: int
     piece_bytes: int
+    attempt: int | None = None
 
     @property
     def place(self) -> str:
         """The file's name in messages."""
-        return self.path.name
+        return self.path.name if self.attempt is None else f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def first_life(self) -> int:
+        """The first life in it."""
+        return 0 if self.attempt is None else self.attempt * LIVES_MAX
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,10 @@ class Inputs:
         """
         if self.recording is None:
             told = self.notices if notices is None else notices
-            return [_rows(file, told, late=True) for file in self.files]
+            files: dict[int, list[RankInput]] = {}
+            for file in self.files:
+                files.setdefault(file.rank, []).append(file)
+            return [chain.from_iterable(_rows(file, told, late=True) for file in own) for own in files.values()]
         ranks: dict[int, list[JobRecord]] = {}
         for rank, record in self._recorded():
             ranks.setdefault(rank, []).append(record)  # minutes of one node, bounded by the recorder
@@ -172,7 +188,7 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
             if told_rank != file.rank and told_rank is not None:
                 notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}, left out")
                 continue
-            yield file.rank, max(0, lives - 1), number, record
+            yield file.rank, file.first_life + max(0, lives - 1), number, record
     except OSError as error:
         notices.add(file.place, "read", f"{file.path}: cannot be read: {error.strerror or error}")
         return
@@ -228,23 +244,51 @@ def _from_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
     return inputs
 
 
+def _attempt_folders(run: Path) -> list[dict[int, Path]]:
+    """Return rank -> file of each folder in `run` that has any, in the order in which their jobs started."""
+    started = []
+    for folder in sorted(run.iterdir()):
+        try:
+            files = rank_files(folder) if folder.is_dir() else {}
+        except OSError:
+            continue
+        if files:
+            started.append((_started_ns(next(iter(files.values()))), folder.name, files))
+    # Without a readable hello, the name must do.
+    is_told = all(at is not None for at, _, _ in started)
+    return [files for _, _, files in sorted(started, key=lambda one: (one[0] or 0 if is_told else 0, one[1]))]
+
+
+def _started_ns(path: Path) -> int | None:
+    try:
+        for _, line in RankFile(path).lines():
+            record = None if line is None else decode(line)
+            return record.started_wall_ns if isinstance(record, JobHello) else None
+    except (OSError, *NOT_A_RECORD):
+        pass
+    return None
+
+
 def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     notices = ReportNotices()
     try:
         names = {path.name for path in run.iterdir()}
         paths = rank_files(run)
+        several = [] if paths else _attempt_folders(run)
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     files = []
-    piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, PIECES_BYTES // max(1, len(paths))))
-    for rank, path in paths.items():
+    found_at = [(None, *found) for found in paths.items()]
+    found_at += [(place, *found) for place, folder in enumerate(several) for found in folder.items()]
+    piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, PIECES_BYTES // max(1, len(found_at))))
+    for attempt, rank, path in found_at:
         try:
             status = path.stat()
         except OSError as error:
             notices.add(path.name, "read", f"{path}: cannot be read: {error.strerror or error}")
             continue
         if stat.S_ISREG(status.st_mode):
-            files.append(RankInput(path, rank, status.st_size, piece_bytes))
+            files.append(RankInput(path, rank, status.st_size, piece_bytes, attempt))
         else:
             notices.add(path.name, "read", f"{path}: not a file")
     if not files:

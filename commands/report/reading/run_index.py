@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pacecar.records import (
     Decision,
@@ -34,15 +34,26 @@ from pacecar.records.measurements.estimate_check import CheckedError
 
 from .inputs import Row
 
-__all__ = ["EVENTS_MAX", "Key", "RunIndex", "index_jobs"]
+__all__ = ["EVENTS_MAX", "Key", "LifeStart", "RunIndex", "index_jobs"]
 
 T = TypeVar("T")
 
 Key = tuple[int, int]
 """A life and a step in it."""
 
+Timed = Decision | Goodbye | HangSuspicion | HangVerdict | Straggler | TunerOrder | TunerStatus | Verdict
+"""Records whose `wall_ns` is when they were written."""
+
 EVENTS_MAX = 20_000
 """The last so many of each kind are kept: thousands of decisions are days of tuning."""
+
+
+class LifeStart(NamedTuple):
+    """When the first process of a life began, when all ranks had met, and the launchers' count of restarts."""
+
+    began_ns: int
+    rendezvous_ns: int | None
+    attempt: int | None
 
 
 @dataclass(slots=True)
@@ -50,7 +61,7 @@ class RunIndex:
     """The records of one job except its steps; decisions and verdicts are by (life, number).
 
     `worlds` is life -> the ranks that said hello, and the world size, which changes in an elastic job.  `goodbyes` are
-    by (life, rank).
+    by (life, rank).  `ended_ns` is life -> the latest time in any of these records.
     """
 
     job: str
@@ -58,6 +69,8 @@ class RunIndex:
     lives: set[int] = field(default_factory=set)
     hellos: dict[int, JobHello] = field(default_factory=dict)
     worlds: dict[int, tuple[set[int], int]] = field(default_factory=dict)
+    starts: dict[int, LifeStart] = field(default_factory=dict)
+    ended_ns: dict[int, int] = field(default_factory=dict)
     goodbyes: dict[tuple[int, int], Goodbye] = field(default_factory=dict)
     switches: deque[tuple[Key, KnobSwitch]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     first_switch: Key | None = None
@@ -140,6 +153,8 @@ def index_jobs(rows: Iterable[Row]) -> dict[str, RunIndex]:
             index = indexes[record.job] = RunIndex(record.job)
         index.records += 1
         index.lives.add(life)
+        if isinstance(record, Timed):
+            index.ended_ns[life] = max(record.wall_ns, index.ended_ns.get(life, 0))
         _add(index, rank, life, record)
     return indexes
 
@@ -149,6 +164,7 @@ def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
         case JobHello():
             index.hellos[rank] = record
             there, world = index.worlds.get(life, (set(), 0))
+            index.starts[life] = _start(index.starts.get(life), record)
             index.worlds[life] = ({*there, rank}, max(world, record.world_size))
         case Goodbye():
             index.goodbyes[life, rank] = record
@@ -182,6 +198,15 @@ def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
             index.stops.append(((life, record.step), record))
         case _:
             pass
+
+
+def _start(known: LifeStart | None, hello: JobHello) -> LifeStart:
+    began_ns = hello.started_wall_ns if hello.process_wall_ns is None else hello.process_wall_ns
+    if known is None:
+        return LifeStart(began_ns, hello.rendezvous_wall_ns, hello.attempt)
+    met = [at for at in (known.rendezvous_ns, hello.rendezvous_wall_ns) if at is not None]
+    attempt = hello.attempt if known.attempt is None else known.attempt
+    return LifeStart(min(known.began_ns, began_ns), max(met, default=None), attempt)
 
 
 def _add_switch(index: RunIndex, life: int, switch: KnobSwitch) -> None:

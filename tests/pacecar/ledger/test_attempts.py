@@ -30,8 +30,8 @@ def lived(*attempts: Attempt) -> JobLife:
 
 
 def attempt(
-    began_s: int, steps: int, *, resumed: int | None = 0, start_up_s: int = 20, tail_s: int = 0, saved: int | None = None,
-    is_failed: bool = True, rendezvous_s: int | None = None, hangs: bool = False,
+    began_s: int, steps: int, *, resumed: int | None = 0, start_up_s: int = 20, tail_s: int = 0,
+    saved: int | None = None, is_failed: bool = True, rendezvous_s: int | None = None, hangs: bool = False,
 ) -> Attempt:  # fmt: skip
     """An attempt of 10 s steps that goes on from the step `resumed` (None: unknown)."""
     first_ns = (began_s + start_up_s) * S

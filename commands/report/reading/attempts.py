@@ -1,0 +1,212 @@
+"""Collects the attempts of a job while its steps are read, for `pacecar.ledger.attempts`.
+
+One rank stands for the job in each attempt: the lowest one with steps, as all ranks end a step together.  Beginning and
+end are those of all ranks.  Rows are differences of the totals in its records, so that steps without a record count.
+
+An attempt keeps ROWS_MAX rows at most.  Where there are more, pairs of its older half are joined: what a restart loses
+are the last steps, and of a joined row the time is lost in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pacecar.ledger.attempts import Attempt, JobLife, StepRow, charge
+from pacecar.records import HangSuspicion, Ledger, StepRecord
+from pacecar.records.final_totals import completed
+
+from .notices import ReportNotices
+from .run_index import Key, RunIndex
+from .step_join import Measured
+
+__all__ = ["ROWS_MAX", "AttemptSums"]
+
+ROWS_MAX = 2048
+"""Rows of an attempt: the last thousand steps one by one."""
+
+FAILED = "failed"
+"""The beginning of a Goodbye's reason if the script raised."""
+
+
+class _Cost(NamedTuple):
+    """Nanoseconds that the steps from `first` to `last` took longer together."""
+
+    first: int
+    last: int
+    total_ns: int
+
+    def within(self, first: int, last: int) -> int:
+        steps = min(last, self.last) - max(first, self.first) + 1
+        return self.total_ns * steps // (self.last - self.first + 1) if steps > 0 else 0
+
+
+class _Costs(NamedTuple):
+    stragglers: Sequence[_Cost] = ()
+    hangs: Sequence[_Cost] = ()
+    trials: Sequence[_Cost] = ()
+
+
+class _Rows:
+    """The rows of one attempt, of the rank `rank`."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.last: StepRecord | None = None
+        self._rows: list[StepRow] = []
+
+    def add(self, record: StepRecord, costs: _Costs) -> None:
+        """Add what happened since the record before."""
+        before = self.last
+        totals, steps = record.totals, record.total_steps
+        was = Ledger(wall_ns=0) if before is None else before.totals
+        done = 0 if before is None else before.total_steps
+        self.last = record
+        if steps <= done or totals.wall_ns < was.wall_ns:
+            return  # damaged: the next record makes up for it
+        steps -= done
+        saved = totals.checkpoint_ns - was.checkpoint_ns
+        first, last = record.step - steps + 1, record.step
+        hang, late, trials = (sum(cost.within(first, last) for cost in one) for one in _in_order(costs))
+        stopped_ns = totals.stopped_ns - was.stopped_ns
+        hang = max(0, hang - stopped_ns)
+        exposed_ns = max(0, totals.exposed_communication_ns - was.exposed_communication_ns - hang)
+        self._rows.append(
+            StepRow(
+                ended_ns=record.ended_wall_ns,
+                steps=steps,
+                wall_ns=totals.wall_ns - was.wall_ns,
+                number=record.global_step,
+                parts={
+                    "checkpoint_save" if before is not None else "checkpoint_restore": saved,
+                    "data_wait": (totals.data_wait_ns or 0) - (was.data_wait_ns or 0),
+                    "exposed_communication": max(0, exposed_ns - late),
+                    "stopped": stopped_ns,
+                    "hang": hang,
+                    "straggler_wait": late,
+                    "trials": trials,
+                },
+            )
+        )
+        if len(self._rows) > ROWS_MAX:
+            head, old, new = self._rows[:1], self._rows[1 : ROWS_MAX // 2], self._rows[ROWS_MAX // 2 :]
+            self._rows = [*head, *_paired(old), *new]
+
+    def rows(self) -> list[StepRow]:
+        """Return the rows so far."""
+        return self._rows
+
+
+def _in_order(costs: _Costs) -> tuple[Sequence[_Cost], ...]:
+    return costs.hangs, costs.stragglers, costs.trials
+
+
+def _paired(rows: Sequence[StepRow]) -> Iterator[StepRow]:
+    """Yield each two consecutive rows as one."""
+    for place in range(0, len(rows), 2):
+        first, *second = rows[place : place + 2]
+        if not second:
+            yield first
+            continue
+        one = second[0]
+        yield StepRow(
+            ended_ns=one.ended_ns,
+            steps=first.steps + one.steps,
+            wall_ns=first.wall_ns + one.wall_ns,
+            number=one.number,
+            parts={name: first.parts.get(name, 0) + one.parts.get(name, 0) for name in {**first.parts, **one.parts}},
+        )
+
+
+class AttemptSums:
+    """The attempts of one job; call `add` with the joined steps in order."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self._index = index
+        self._rows: dict[int, _Rows] = {}
+        self._ended: dict[int, int] = dict(index.ended_ns)
+        self._costs = {life: _costs_of(index, life) for life in index.lives}
+
+    def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
+        """Add what the ranks measured at `key`."""
+        life = key[0]
+        for rank, record in measured:
+            if not isinstance(record, StepRecord):
+                continue
+            self._ended[life] = max(self._ended.get(life, 0), record.ended_wall_ns)
+            rows = self._rows.get(life)
+            if rows is None or rank < rows.rank:
+                rows = self._rows[life] = _Rows(rank)
+            if rank == rows.rank:
+                rows.add(record, self._costs.get(life, _Costs()))
+
+    def life(self, name: str, notices: ReportNotices) -> JobLife | None:
+        """Return the job's life; None if nothing tells when it began.  What is doubtful is noted."""
+        attempts = [one for life in sorted({*self._index.starts, *self._rows}) if (one := self._attempt(life))]
+        life = charge(attempts)
+        if life is None or len(attempts) < 2:
+            return life
+        if life.lost_is_partial:
+            text = "some attempts do not tell their step of the whole training: steps lost there are those after"
+            text += " their last checkpoint, or unknown; pacer.resume(step) tells it"
+            notices.add(name, "lost", text, is_damage=False)
+        return life
+
+    def _attempt(self, life: int) -> Attempt | None:
+        index, rows, start = self._index, self._rows.get(life), self._index.starts.get(life)
+        last = None if rows is None else rows.last
+        if rows is not None and last is not None:
+            whole = completed(last, index.goodbyes.get((life, rows.rank)))
+            if whole is not last:
+                more, wall_ns = whole.total_steps - last.total_steps, whole.totals.wall_ns - last.totals.wall_ns
+                number = None if last.global_step is None else last.global_step + more
+                rest = {"step": last.step + more, "ended_wall_ns": last.ended_wall_ns + wall_ns, "global_step": number}
+                rows.add(msgspec.structs.replace(whole, **rest), self._costs.get(life, _Costs()))
+        found = [] if rows is None else rows.rows()
+        ended_ns = max([self._ended.get(life, 0), *(row.ended_ns for row in found[-1:])])
+        if start is not None:
+            began_ns = start.began_ns
+        elif found:
+            began_ns = found[0].ended_ns - found[0].wall_ns
+        else:
+            return None
+        goodbyes = [bye for (its, _), bye in index.goodbyes.items() if its == life]
+        ranks = len(index.worlds[life][0]) if life in index.worlds else 1
+        return Attempt(
+            began_ns=began_ns,
+            rows=found,
+            ended_ns=max(ended_ns, began_ns),
+            number=None if start is None else start.attempt,
+            rendezvous_ns=None if start is None else start.rendezvous_ns,
+            is_failed=len(goodbyes) < ranks or any(bye.reason.startswith(FAILED) for bye in goodbyes),
+            saved_steps=None if last is None else last.saved_steps,
+            hangs=any(not hang.ended for hang in _last_hangs(index, life)) and not goodbyes,
+        )
+
+
+def _last_hangs(index: RunIndex, life: int) -> list[HangSuspicion]:
+    return list({hang.rank: hang for (its, _), hang in index.hangs if its == life}.values())
+
+
+def _costs_of(index: RunIndex, life: int) -> _Costs:
+    late = {(one.late_rank, one.since_step): one for (its, _), one in index.stragglers if its == life}
+    hangs: dict[int, int] = {}
+    for (its, step), hang in index.hangs:
+        if its == life and hang.ended:
+            hangs[step] = max(hang.silent_ns, hangs.get(step, 0))
+    trials = []
+    for (its, number), verdict in index.verdicts.items():
+        decision = index.decisions.get((its, number))
+        if its == life and decision is not None and verdict.exploration_ns > 0 and verdict.step >= decision.step:
+            trials.append(_Cost(decision.step, verdict.step, verdict.exploration_ns))
+    return _Costs(
+        stragglers=[
+            _Cost(one.since_step, one.step, one.excess_ns * (one.step - one.since_step + 1))
+            for one in late.values()
+            if one.excess_ns > 0 and one.step >= one.since_step
+        ],
+        hangs=[_Cost(step, step, silent_ns) for step, silent_ns in hangs.items()],
+        trials=trials,
+    )
