@@ -192,9 +192,12 @@ def charge(attempts: Sequence[Attempt], *, intervals: int = INTERVALS_MAX) -> Jo
         if gap < -CLOCK_JUMP_NS:
             jumps.append(gap)
             gap, begin_ns = 0, attempt.began_ns
-        stretches = [("down", max(0, gap)), *_lay(attempt, begin_ns, loss.of_rows, jumps)]
-        laid.append(stretches)
-        end_ns = max(attempt.ended_ns, begin_ns)
+        jumps_before = len(jumps)
+        stretches = list(_lay(attempt, begin_ns, loss.of_rows, jumps))
+        laid.append([("down", max(0, gap)), *stretches])
+        # Steps are timed by another clock, which may be microseconds ahead.
+        length = sum(length for _, length in stretches)
+        end_ns = begin_ns + length if len(jumps) == jumps_before else max(attempt.ended_ns, begin_ns)
     total = _summed(stretch for stretches in laid for stretch in stretches)
     wall_ns = sum(total.values())
     lost = [sum(loss.of_rows) for loss in losses if loss.of_rows is not None]

@@ -40,7 +40,9 @@ def die(step: int) -> None:
 def main() -> None:
     """Train from the checkpoint, if there is one, to the last step."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Not torchrun's store: its agent keeps the addresses of the first attempt (torch 2.13), and gloo may hang on them.
+    store = f"file://{FOLDER}/store{os.environ.get('ATTEMPT', os.environ.get('TORCHELASTIC_RESTART_COUNT'))}"
+    dist.init_process_group("gloo", init_method=store, rank=RANK, world_size=WORLD)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters())

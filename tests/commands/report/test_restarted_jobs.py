@@ -46,7 +46,8 @@ def by_loop(folder: Path, environ: Callable[[int], dict[str, str]], runs: Callab
     for attempt in range(len(KILLS) + 1):
         if attempt:
             time.sleep(DOWN_SECONDS)
-        given = {"PACECAR_JOB": "restarted", "RUN_DIR": str(runs(attempt)), **environ(attempt)}
+        given = {"PACECAR_JOB": "restarted", "RUN_DIR": str(runs(attempt)), "ATTEMPT": str(attempt)}
+        given |= environ(attempt)
         ended = finish(start_ranks(arguments(folder), 2, environ=given))
         is_last = attempt == len(KILLS)
         assert (ended[1].code == 0) is is_last, ended[1].err[-3000:]
