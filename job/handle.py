@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace, TracebackType
@@ -226,7 +227,8 @@ class Pacer:
         self._end(reason, is_exit=False)
 
     def _end_at_exit(self) -> None:
-        self._end("closed", is_exit=True)
+        kind = getattr(sys, "last_type", None)  # set when an uncaught exception was printed
+        self._end("closed" if kind is None else f"failed: {kind.__name__}", is_exit=True)
 
     def _end(self, reason: str, *, is_exit: bool) -> None:
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent

@@ -41,7 +41,7 @@ LIFE_HEADINGS = {
     "straggler_wait": "in kept steps: what they took longer because of a late rank",
     "data_wait": "in kept steps: the loop waited for a batch",
     "trials": "in kept steps: what pacecar's trials cost",
-    "evaluation": "the model ran in evaluation between two steps",
+    "evaluation": "from a forward in evaluation to the next one in training",
     "stopped": "the process had no processor",
     "hang": "no step ended; until the last record if the job never went on",
     "checkpoint_save": "inside pacer.checkpoint() after the first step",
@@ -62,7 +62,13 @@ IN_STEPS = (
 )  # fmt: skip
 """What is taken out of a step, in this order as long as there is time left in it."""
 
+IN_FIRST_STEP = ("checkpoint_restore", "evaluation", "hang", "stopped")
+"""What of these a first step has beside start-up."""
+
 START_UP = ("start_up", "start_up_rendezvous", "start_up_preparation", "start_up_first_step")
+
+WITHOUT_PROGRESS = (*START_UP, "lost_steps", "hang", "unrecorded", "down")
+"""What ETTR holds unproductive: initialization, what is trained again, and time in which nothing is trained."""
 
 GOOGLE_NAMES = {
     "GoodputType.TOTAL": ("productive", "exposed_communication", "straggler_wait", "trials"),
@@ -152,7 +158,7 @@ class JobLife(msgspec.Struct, frozen=True, kw_only=True):
     """A job over all its attempts; `headings_ns` sums to `wall_ns` exactly, and so does each interval's.
 
     productive_time_ratio  productive over all time
-    ettr                   all but start-up, lost steps and down time, over all time (arXiv 2410.21680)
+    ettr                   all but start-up, lost steps, hang, unrecorded and down, over all time (arXiv 2410.21680)
     google_ns              the same time under the names of ml-goodput-measurement
     lost_steps             None: unknown for every attempt where it matters
     lost_is_partial        some attempts' lost steps are unknown or known only to be at least so many
@@ -204,7 +210,7 @@ def charge(attempts: Sequence[Attempt], *, intervals: int = INTERVALS_MAX) -> Jo
     return JobLife(
         wall_ns=wall_ns,
         productive_time_ratio=_ratio(total["productive"], wall_ns),
-        ettr=_ratio(wall_ns - sum(total[heading] for heading in (*START_UP, "lost_steps", "down")), wall_ns),
+        ettr=_ratio(wall_ns - sum(total[heading] for heading in WITHOUT_PROGRESS), wall_ns),
         lost_steps=sum(lost) if lost else None,
         lost_is_partial=not all(loss.is_exact for loss in losses),
         headings_ns=total,
@@ -330,7 +336,7 @@ def _charged(row: StepRow, lost: int, *, is_first: bool) -> Iterator[Stretch]:
     for heading in IN_STEPS:
         part = row.parts.get(heading, 0)
         part = min(left, max(0, part) * (row.wall_ns - lost_ns) // row.wall_ns if row.wall_ns else 0)
-        if is_first and heading not in ("checkpoint_restore", "hang", "stopped"):
+        if is_first and heading not in IN_FIRST_STEP:
             continue
         left -= part
         yield heading, part

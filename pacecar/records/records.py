@@ -263,6 +263,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
                          attach.  It is part of the phases and headings.  None: not timed
     global_step          how many updates the whole training has had after this one, over all restarts; None: unknown
     saved_steps          how many of `total_steps` the last finished checkpoint holds; None: none was seen
+    total_evaluation_ns  how long evaluations lasted, from their first forward to the next one in training, checkpoints
+                         between the two left out; those during steps without a record are not seen
     """
 
     job: Label
@@ -298,6 +300,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     total_gc_ns: Nanoseconds | None = None
     global_step: Count | None = None
     saved_steps: Count | None = None
+    total_evaluation_ns: Nanoseconds | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

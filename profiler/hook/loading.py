@@ -163,6 +163,8 @@ class DataLoading:
 
     def _checkpointed(self, start_ns: int, end_ns: int) -> None:
         self._checkpointed_ns = end_ns
+        if self._phases.evaluation_start_ns is not None:
+            self._phases.evaluation_start_ns += end_ns - start_ns
         self._timer.events.append(("checkpoint", start_ns, end_ns))
         self._utilization.checkpointed(end_ns - start_ns)
 

@@ -73,7 +73,7 @@ def updates_of(optimizer: object) -> int | None:
 def _whole(count: object) -> int | None:
     if type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1:
         count = count.item()
-    return int(count) if type(count) in (int, float) and count == int(count) >= 0 else None  # type: ignore[call-overload]  just checked
+    return int(count) if isinstance(count, int | float) and count == int(count) >= 0 else None
 
 
 def shares_most(one: set[int], other: set[int]) -> bool:

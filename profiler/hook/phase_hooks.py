@@ -118,6 +118,10 @@ class PhaseHooks:
         self._backward_ended = self._on_backward_end
         self.evaluated_ns: int | None = None
         """When a forward in evaluation was last seen; it is not a step, but shows that the job is alive."""
+        self.evaluation_start_ns: int | None = None
+        """When the first forward of the running evaluation began; later by the checkpoints saved since."""
+        self.evaluation_ns = 0
+        """How long evaluations lasted, each from its first forward to the next one in training."""
         self.trained_ns: int | None = None
         """When a forward in training was last seen; while steps are only counted, this needs `watch_calls`."""
         self._calls: CallObserver | None = None
@@ -252,9 +256,14 @@ class PhaseHooks:
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
             self.evaluated_ns = now
+            if self.evaluation_start_ns is None:
+                self.evaluation_start_ns = now
             if self._waiting_batches:
                 self.batches.evaluate()
             return
+        if self.evaluation_start_ns is not None:
+            self.evaluation_ns += max(0, now - self.evaluation_start_ns)
+            self.evaluation_start_ns = None
         self._forward_start_ns = self.trained_ns = now
         self._backward_start_ns = None
         if self._enter is not None:

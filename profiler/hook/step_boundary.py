@@ -243,6 +243,11 @@ class StepBoundary:
         self.step += 1
         return passed
 
+    @property
+    def evaluation_ns(self) -> int:
+        """How long evaluations lasted up to now."""
+        return self._phases.evaluation_ns
+
     def saved(self) -> None:
         """Record that a checkpoint of the present state is complete."""
         self.saved_steps = self.step

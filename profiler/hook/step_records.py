@@ -530,4 +530,5 @@ class StepRecords:
             total_gc_ns=self._collections.total_ns,
             global_step=None if self.updates_before is None else max(0, self.updates_before + step.step + 1),
             saved_steps=self._boundary.saved_steps,
+            total_evaluation_ns=self._boundary.evaluation_ns,
         )

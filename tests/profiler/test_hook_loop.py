@@ -322,3 +322,18 @@ def test_a_checkpoint_holds_the_steps_before_it_unless_it_failed(job, attach, si
     hook.close()
     assert sink.steps[0].saved_steps is None
     assert sink.steps[-1].saved_steps == 2
+
+
+def test_evaluation_lasts_to_the_next_step_without_the_checkpoint_in_it(job, attach, sink):
+    hook = attach(job)
+    job.run(2)
+    with torch.no_grad():
+        job.model(job.batches[0][0])
+    time.sleep(0.05)
+    with hook.loop.checkpoint():
+        time.sleep(0.1)
+    job.run(1)
+    hook.close()
+    assert sink.steps[0].total_evaluation_ns == 0
+    last = sink.steps[-1]
+    assert 50_000_000 <= last.total_evaluation_ns <= last.wall_ns - last.ledger.checkpoint_ns

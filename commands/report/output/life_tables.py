@@ -35,7 +35,8 @@ def life_table(report: Report) -> Table | None:
     rows.append(("all", "from the first process to the last record", elapsed(life.wall_ns), _share(life.wall_ns, life)))
     note = (
         f"productive_time_ratio {percent(life.productive_time_ratio)}: productive over all time."
-        f" ETTR {percent(life.ettr)}: all but start-up, lost steps and down time, over all time (arXiv 2410.21680)."
+        f" ETTR {percent(life.ettr)}: all but start-up, lost steps, hang, unrecorded and down, over"
+        " all time (arXiv 2410.21680)."
     )
     head = ("", "what it is", "time", "share")
     return table_of_rows("Where the job's life went, over all its attempts", head, rows, texts=2, note=note, long=1)

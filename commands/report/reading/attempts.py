@@ -56,6 +56,7 @@ class _Rows:
         self.rank = rank
         self.last: StepRecord | None = None
         self._rows: list[StepRow] = []
+        self._evaluation_ns = 0  # seen, but not in a row yet: a record may already tell of what followed its step
 
     def add(self, record: StepRecord, costs: _Costs) -> None:
         """Add what happened since the record before."""
@@ -67,6 +68,11 @@ class _Rows:
         if steps <= done or totals.wall_ns < was.wall_ns:
             return  # damaged: the next record makes up for it
         steps -= done
+        wall_ns = totals.wall_ns - was.wall_ns
+        evaluation_was = 0 if before is None else before.total_evaluation_ns or 0
+        self._evaluation_ns += max(0, (record.total_evaluation_ns or 0) - evaluation_was)
+        evaluation_ns = min(wall_ns, self._evaluation_ns)
+        self._evaluation_ns -= evaluation_ns
         saved = totals.checkpoint_ns - was.checkpoint_ns
         first, last = record.step - steps + 1, record.step
         hang, late, trials = (sum(cost.within(first, last) for cost in one) for one in _in_order(costs))
@@ -77,10 +83,11 @@ class _Rows:
             StepRow(
                 ended_ns=record.ended_wall_ns,
                 steps=steps,
-                wall_ns=totals.wall_ns - was.wall_ns,
+                wall_ns=wall_ns,
                 number=record.global_step,
                 parts={
                     "checkpoint_save" if before is not None else "checkpoint_restore": saved,
+                    "evaluation": evaluation_ns,
                     "data_wait": (totals.data_wait_ns or 0) - (was.data_wait_ns or 0),
                     "exposed_communication": max(0, exposed_ns - late),
                     "stopped": stopped_ns,

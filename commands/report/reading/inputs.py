@@ -278,7 +278,7 @@ def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     files = []
-    found_at = [(None, *found) for found in paths.items()]
+    found_at: list[tuple[int | None, int, Path]] = [(None, *found) for found in paths.items()]
     found_at += [(place, *found) for place, folder in enumerate(several) for found in folder.items()]
     piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, PIECES_BYTES // max(1, len(found_at))))
     for attempt, rank, path in found_at:
