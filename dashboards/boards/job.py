@@ -15,7 +15,7 @@ from ..frame import dashboard, decision_marks, variables
 from ..palette import BAD, GOOD, WARN
 from ..panels import Query, Section, columns, look, state_timeline, table, time_series
 from ..queries import NODE, ONE_JOB, RANK, combine, divide
-from .efficiency_and_memory import efficiency_section, memory_section
+from .efficiency_and_memory import NO_CHECKPOINT, efficiency_section, memory_section
 from .ledgers import communication_section, each_rank_section, ledger_section, trust_section
 from .pace import NO_JOB, crew_section, pace_section
 
@@ -24,6 +24,9 @@ __all__ = ["job_dashboard"]
 NO_NODE = "No daemon is scraped on this job's nodes"
 NO_GPU = "No GPU on this job's nodes"
 NO_TUNER = "No tuner is at work in this job"
+UNPRODUCTIVE = ("data_wait", "exposed_communication", "checkpoint", "stopped")
+"""Headings of a step's ledger that train nothing."""
+
 _ON = f"{{{{{NODE}}}}}"
 
 select, rate = ONE_JOB.select, ONE_JOB.rate
@@ -39,6 +42,30 @@ def _tuner() -> Section:
             unit="none", empty="No knob was reported", stepped=True,
             overrides=[look(".*_bytes", regex=True, unit="bytes", custom__axisPlacement="right")])),
     ])  # fmt: skip
+
+
+def _restarts() -> Section:
+    of_rank = f"rank {{{{{RANK}}}}}"
+    productive = combine(
+        "sum", rate("pacecar_job_ledger_seconds_total", {"heading": f"!~{'|'.join(UNPRODUCTIVE)}"}), RANK
+    )
+    return Section("Restarts", [
+        (12, 7, time_series("Productive time", "Share of time in steps, without waits for data, exposed communication, "
+            "checkpoints and stops; steps that are trained again count. Missing while the job is down or starts up.",
+            [Query(productive, of_rank)], unit="percentunit", limit=1.0, empty=NO_JOB)),
+        (12, 7, time_series("Step of the whole training", "Optimizer updates over all restarts. Where it falls, the "
+            "job trains steps again.", [Query(select("pacecar_job_global_step"), of_rank)], unit="none",
+            empty="The optimizer does not count its steps: pacer.resume(step)", stepped=True)),
+        (8, 6, time_series("Unsaved steps", "Steps since the last checkpoint: what a failure now would lose.",
+            [Query(select("pacecar_job_unsaved_steps"), of_rank)], unit="none", empty=NO_CHECKPOINT)),
+        (8, 6, time_series("Evaluation", "Share of time that the model is evaluated between steps.",
+            [Query(rate("pacecar_job_evaluation_seconds_total"), of_rank)], unit="percentunit", empty=NO_JOB)),
+        (4, 6, time_series("Start-up", "From the start of the rank's process to attach.",
+            [Query(select("pacecar_job_start_up_seconds"), of_rank)], unit="s", empty=NO_JOB)),
+        (4, 6, time_series("Attempt", "How often the job was restarted, as its launchers or the user say.",
+            [Query(combine("max", select("pacecar_job_attempt")), "attempt")], unit="none",
+            empty="Nothing says which attempt this is", stepped=True)),
+    ], collapsed=True)  # fmt: skip
 
 
 def _machines() -> Section:
@@ -93,7 +120,7 @@ def job_dashboard() -> core.Dashboard:
         variables("job", "launch", "node", "gpu", "rank", one_job=True),
         [
             pace_section(), ledger_section(), communication_section(), crew_section(), efficiency_section(), _tuner(),
-            memory_section(), each_rank_section(), trust_section(), _machines(), _ranks(),
+            memory_section(), _restarts(), each_rank_section(), trust_section(), _machines(), _ranks(),
         ],
         annotations=decision_marks(),
     )  # fmt: skip

@@ -13,6 +13,9 @@ __all__ = ["ITSELF_ALERTS", "JOB_ALERTS"]
 OF_JOB = (CLUSTER, JOB, LAUNCH)
 """Not the name alone, because two jobs may share it."""
 
+REMEMBERED = "6h"
+"""How far back the step that a job had reached is looked for; a longer range query is expensive."""
+
 LATE_RATIO = 0.1
 """A tenth of the pace: more than a knob is likely to gain."""
 
@@ -83,6 +86,15 @@ def _speaking(expression: str, *labels: str) -> str:
     return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, *labels))}) ({age} < {SPEAKS_SECONDS})"
 
 
+def _trains_again() -> str:
+    """Return how many steps a restarted job still has to train again, by name: a new start is a new launch."""
+    labels, step = (CLUSTER, JOB), RULES.select("pacecar_job_global_step")
+    reached = combine("max", f"max_over_time({step}[{REMEMBERED}])", *labels)
+    restarted = combine("max", RULES.select("pacecar_job_attempt"), *labels)
+    on = f"on ({', '.join(labels)})"
+    return f"{reached} - {on} {combine('max', _speaking(step, RANK), *labels)} > 0 and {on} {restarted} > 0"
+
+
 def _slower() -> str:
     """Return how much slower a job is than its own fast times, as a share, if its throughput fell as well."""
     of_job = f"on ({', '.join(OF_JOB)})"
@@ -134,6 +146,10 @@ JOB_ALERTS = Group("pacecar-job", (
     Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
         "{{ $labels.training_job }} is stalled",
         "No rank has ended a step for {{ $value | humanizeDuration }}, though its processes exist."),
+    Alert("PacecarJobTrainsAgain", _trains_again(), "10m", "warning",
+        "{{ $labels.training_job }} trains steps again after a restart",
+        "It is still {{ printf \"%.0f\" $value }} steps behind what it had reached, ten minutes after it resumed. "
+        "Checkpoints are further apart than restarts allow."),
     Alert("PacecarJobOutOfMemory", _increase("pacecar_job_memory_out_of_memory_total", "10m", *OF_JOB) + " > 0", "0m",
         "warning", "{{ $labels.training_job }} runs out of device memory",
         "The allocator raised {{ printf \"%.0f\" $value }} out-of-memory errors in the last ten minutes."),

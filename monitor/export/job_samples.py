@@ -64,6 +64,8 @@ def _whole_job_samples(job: JobView) -> Iterator[Served]:
     if job.ranks:
         started_ns = min(rank.hello.started_wall_ns for rank in job.ranks)
         yield sample("pacecar_job_start_time_seconds", started_ns, *job.key)
+        attempts = [rank.hello.attempt for rank in job.ranks if rank.hello.attempt is not None]
+        yield from _known({"pacecar_job_attempt": max(attempts, default=None)}, *job.key)
     if job.step_durations is not None:
         metric = "pacecar_job_step_duration_distribution_seconds"
         yield HistogramSample(metric, tuple(job.key), job.step_durations)
@@ -90,6 +92,9 @@ def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) ->
         hello.framework,
         *residence(hello),
     )
+    began_ns = hello.process_wall_ns
+    if began_ns is not None and began_ns <= hello.started_wall_ns:
+        yield sample("pacecar_job_start_up_seconds", hello.started_wall_ns - began_ns, *labels)
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
     if rank.vitals is not None:
@@ -121,6 +126,8 @@ def _step_samples(step: StepRecord, labels: Labels) -> Iterator[Sample]:
     figures: dict[str, int | float | None] = {
         "pacecar_job_steps_total": step.total_steps,
         "pacecar_job_step": step.step,
+        "pacecar_job_global_step": step.global_step,
+        "pacecar_job_unsaved_steps": None if step.saved_steps is None else max(0, step.total_steps - step.saved_steps),
         "pacecar_job_step_duration_seconds": step.wall_ns,
         "pacecar_job_step_wall_seconds_total": step.totals.wall_ns,
         "pacecar_job_communication_seconds_total": step.totals.communication_ns,
@@ -128,6 +135,7 @@ def _step_samples(step: StepRecord, labels: Labels) -> Iterator[Sample]:
         "pacecar_job_windows_total": step.total_windows,
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
         "pacecar_job_garbage_collection_seconds_total": step.total_gc_ns,
+        "pacecar_job_evaluation_seconds_total": step.total_evaluation_ns,
         "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,
         "pacecar_job_samples_total": step.total_samples,

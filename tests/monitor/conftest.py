@@ -76,6 +76,7 @@ def values():
 HELLO = JobHello(
     job="run-7", rank=0, local_rank=0, world_size=2, pid=4242, host="node-a", device="cpu", backend="gloo",
     framework="torch 2.13.0", pacecar_version="0.1.0", started_wall_ns=1_700_000_000_000_000_000,
+    attempt=2, process_wall_ns=1_699_999_987_000_000_000, rendezvous_wall_ns=1_699_999_991_000_000_000,
 )  # fmt: skip
 
 STEP = StepRecord(
@@ -89,7 +90,7 @@ STEP = StepRecord(
     ),
     total_steps=42, total_samples=1344, total_tokens=21504, overhead_ns=15, total_overhead_ns=630, total_windows=2,
     dropped_records=5, knobs=Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}), gc_ns=2,
-    total_gc_ns=730,
+    total_gc_ns=730, global_step=5042, saved_steps=33, total_evaluation_ns=770,
 )  # fmt: skip
 """A different number in every field."""
 

@@ -138,7 +138,8 @@ class ShowJob:
         return JobHello(
             job=self.name, rank=rank, local_rank=rank, world_size=2 * self.ranks, pid=os.getpid(), host="node-a",
             device=f"cuda:{rank}", device_uuid=f"GPU-{rank:04d}", backend="nccl", framework="torch 2.13.0",
-            pacecar_version="0.1.0", started_wall_ns=1_700_000_000_000_000_000,
+            pacecar_version="0.1.0", started_wall_ns=1_700_000_000_000_000_000, attempt=1,
+            process_wall_ns=1_699_999_980_000_000_000,
             slurm_job="48213" if self.is_tuned else None,
         )  # fmt: skip
 
@@ -177,6 +178,7 @@ class ShowJob:
             totals=self.totals[rank], total_steps=n, total_samples=32 * n, total_tokens=65536 * n,
             overhead_ns=wall // 400, total_overhead_ns=self.totals[rank].wall_ns // 400, total_windows=1 + n // 50,
             dropped_records=0, knobs=self._knobs(), gc_ns=wall // 100, total_gc_ns=self.totals[rank].wall_ns // 100,
+            global_step=4000 + n, saved_steps=n // 100 * 100, total_evaluation_ns=self.totals[rank].wall_ns // 50,
         )  # fmt: skip
 
     def _utilization(self, rank):
