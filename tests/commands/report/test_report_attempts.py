@@ -1,0 +1,180 @@
+"""All attempts of a job in one report: damaged, in folders of their own, with hangs, late ranks and trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pacecar.commands.report.build import BuildOptions, build_report
+from pacecar.commands.report.document import Report
+from pacecar.commands.report.reading.attempts import ROWS_MAX
+from pacecar.commands.report.reading.inputs import find_inputs
+from pacecar.ledger.attempts import JobLife
+from pacecar.records import Goodbye, HangSuspicion, JobRecord, Ledger, StepRecord, Straggler
+from tests.commands.report.runs import MS, START_NS, decision, hello, lines, step, verdict
+
+S = 1000 * MS
+
+
+def started(rank: int, at_ns: int, *, attempt: int | None = None, ranks: int = 1) -> JobRecord:
+    return msgspec.structs.replace(
+        hello(rank, ranks), started_wall_ns=START_NS + at_ns, process_wall_ns=START_NS + at_ns - 2 * S,
+        rendezvous_wall_ns=START_NS + at_ns - S, attempt=attempt,
+    )  # fmt: skip
+
+
+def stepped(rank: int, number: int, at_ns: int, **changes: object) -> StepRecord:
+    """Step `number` of an attempt that attached at `at_ns`; all are 100 ms long."""
+    return msgspec.structs.replace(step(rank, number, ended_ns=START_NS + at_ns + (number + 1) * 100 * MS), **changes)
+
+
+def attempt(at_ns: int, steps: int, *, resumed: int | None = 0, rank: int = 0, ranks: int = 1) -> list[JobRecord]:
+    return [
+        started(rank, at_ns, ranks=ranks),
+        *(
+            stepped(rank, number, at_ns, global_step=None if resumed is None else resumed + number + 1)
+            for number in range(steps)
+        ),
+    ]
+
+
+def goodbye(at_ns: int, rank: int = 0) -> Goodbye:
+    return Goodbye(job="j", rank=rank, reason="finished", wall_ns=START_NS + at_ns)
+
+
+def written(folder: Path, *files: Sequence[JobRecord]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, records in enumerate(files):
+        (folder / f"rank{rank}.jsonl").write_bytes(lines(records))
+    return folder
+
+
+def report_of(folder: Path) -> Report:
+    return build_report(find_inputs(folder), BuildOptions()).report
+
+
+def life_of(folder: Path) -> JobLife:
+    life = report_of(folder).life
+    assert life is not None
+    assert sum(life.headings_ns.values()) == life.wall_ns
+    return life
+
+
+def test_a_job_that_was_restarted_in_one_folder(tmp_path: Path) -> None:
+    again = attempt(10 * S, 20, resumed=12)
+    life = life_of(written(tmp_path / "run", [*attempt(0, 20), *again, goodbye(13 * S)]))
+    assert [one.lost_steps for one in life.attempts] == [8, 0]
+    assert life.wall_ns == 2 * S + 13 * S
+    assert life.headings_ns["lost_steps"] == 800 * MS
+    assert life.headings_ns["start_up_rendezvous"] == 2 * S
+    assert life.headings_ns["start_up_preparation"] == 2 * S
+    assert life.headings_ns["down"] == 6 * S
+    assert life.headings_ns["unrecorded"] == 1 * S
+
+
+def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    written(run / "b", attempt(0, 20))
+    written(run / "a", [*attempt(10 * S, 20, resumed=12), goodbye(13 * S)])
+    (run / "logs").mkdir()
+    together = life_of(written(tmp_path / "one", [*attempt(0, 20), *attempt(10 * S, 20, resumed=12), goodbye(13 * S)]))
+    assert life_of(run) == together
+
+
+def test_a_fault_in_one_attempts_folder_is_named_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    written(run / "a", attempt(0, 20))
+    file = written(run / "b", attempt(10 * S, 20)) / "rank0.jsonl"
+    file.write_bytes(file.read_bytes() + b"{broken\n")
+    assert [notice.place for notice in report_of(run).notices if notice.is_damage] == ["b/rank0.jsonl"]
+
+
+def test_missing_files_of_an_attempt_leave_the_rest(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    written(run / "a", attempt(0, 20, ranks=2), attempt(0, 20, rank=1, ranks=2))
+    written(run / "b", [], attempt(10 * S, 20, resumed=15, rank=1, ranks=2))
+    (run / "b" / "rank0.jsonl").unlink()
+    assert [one.lost_steps for one in life_of(run).attempts] == [5, None]
+
+
+def test_an_attempt_whose_hello_is_lost_begins_with_its_first_step(tmp_path: Path) -> None:
+    life = life_of(written(tmp_path / "run", attempt(0, 20)[1:]))
+    assert life.wall_ns == 20 * 100 * MS
+    assert life.headings_ns["start_up"] == 0
+
+
+def test_clocks_that_go_back_between_attempts_are_counted(tmp_path: Path) -> None:
+    life = life_of(written(tmp_path / "run", [*attempt(7200 * S, 20), *attempt(0, 20, resumed=20), goodbye(2 * S)]))
+    assert len(life.jumps_ns) == 1
+    assert life.wall_ns == 8 * S
+
+
+def test_unknown_steps_are_said_to_be_unknown(tmp_path: Path) -> None:
+    report = report_of(written(tmp_path / "run", [*attempt(0, 20, resumed=None), *attempt(10 * S, 5, resumed=None)]))
+    assert report.life is not None
+    assert report.life.lost_steps is None
+    assert any("pacer.resume(step)" in notice.text for notice in report.notices)
+
+
+def test_hangs_late_ranks_and_trials_are_taken_out_of_steps(tmp_path: Path) -> None:
+    def with_exposed(record: JobRecord) -> JobRecord:
+        if not isinstance(record, StepRecord):
+            return record
+        wall_ns = record.totals.wall_ns
+        exposed = wall_ns // 2
+        totals = Ledger(
+            wall_ns=wall_ns, compute_ns=wall_ns - exposed, exposed_communication_ns=exposed, communication_ns=exposed
+        )
+        return msgspec.structs.replace(record, totals=totals)
+
+    records = [with_exposed(record) for record in attempt(0, 20)]
+    late = {
+        "job": "j", "late_rank": 1, "cause": "compute", "phase": "forward", "since_step": 5, "evidence": "",
+        "wall_ns": START_NS,
+    }  # fmt: skip
+    records += [
+        HangSuspicion(
+            job="j", rank=0, step=3, phase="tail", wall_ns=START_NS, silent_ns=70 * MS, last_collective=None,
+            collectives=None, stack=None, ended=True,
+        ),
+        Straggler(step=6, excess_ns=99 * MS, **late),
+        Straggler(step=8, excess_ns=10 * MS, ended=True, **late),
+        decision(1, 10, 2, 4),
+        msgspec.structs.replace(verdict(1, 13), exploration_ns=60 * MS),
+        goodbye(2 * S),
+    ]  # fmt: skip
+    life = life_of(written(tmp_path / "run", records))
+    assert life.headings_ns["hang"] == 70 * MS
+    assert life.headings_ns["straggler_wait"] == 4 * 10 * MS
+    assert life.headings_ns["trials"] == 60 * MS
+    # Of 50 ms in each of 19 steps the hang covers one step's, and the wait for a late rank is a part of it.
+    assert life.headings_ns["exposed_communication"] == (18 * 50 - 40) * MS
+    assert life.headings_ns["productive"] == (19 * 100 - 70 - 18 * 50 - 60) * MS
+
+
+def test_a_job_that_hangs_to_its_end_is_charged_to_the_hang(tmp_path: Path) -> None:
+    hang = HangSuspicion(
+        job="j", rank=0, step=20, phase="tail", wall_ns=START_NS + 62 * S, silent_ns=60 * S, last_collective=None,
+        collectives=None, stack=None,
+    )  # fmt: skip
+    assert life_of(written(tmp_path / "run", [*attempt(0, 20), hang])).headings_ns["hang"] == 60 * S
+
+
+def test_a_checkpoint_and_steps_after_it_decide_what_a_failed_job_lost(tmp_path: Path) -> None:
+    records = [
+        msgspec.structs.replace(one, saved_steps=8) if isinstance(one, StepRecord) and one.step >= 8 else one
+        for one in attempt(0, 20)
+    ]
+    assert life_of(written(tmp_path / "failed", records)).lost_steps == 12
+    assert life_of(written(tmp_path / "ended", [*records, goodbye(2 * S)])).lost_steps == 0
+
+
+def test_the_last_steps_of_a_long_attempt_stay_apart(tmp_path: Path) -> None:
+    steps = 3 * ROWS_MAX
+    again = attempt(1000 * S, 5, resumed=steps - 100)
+    life = life_of(written(tmp_path / "run", [*attempt(0, steps), *again, goodbye(1001 * S)]))
+    assert life.attempts[0].lost_steps == 100
+    assert life.headings_ns["lost_steps"] == 100 * 100 * MS
+    assert life.attempts[0].steps == steps
