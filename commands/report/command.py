@@ -48,7 +48,8 @@ class _Price(click.FloatRange):
 def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
     """Report what a run did, what tuning changed and what it brought, on one self-contained page.
 
-    RUN is the folder that attach(run_dir=...) or `pacecar demo` writes, or a recording of the daemon.
+    RUN is the folder that attach(run_dir=...) or `pacecar demo` writes, a folder with one for each attempt of a
+    restarted job, or a recording of the daemon.
     """
     if not runs:
         raise click.UsageError("give a run folder or a recording")

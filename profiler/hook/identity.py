@@ -136,7 +136,8 @@ def make_hello(
     if local_rank is None:
         local_rank = device.index if is_cuda and device.index is not None else rank
     name = job or job_id(environ)
-    wall_ns, age_ns, met_ns = (clock or SystemClock()).wall_ns(), own_age_ns(), thread_age_ns(GROUP_THREADS)
+    wall_ns, age_ns = (clock or SystemClock()).wall_ns(), own_age_ns()
+    met_ns = thread_age_ns(GROUP_THREADS) if is_distributed else None
     hello = JobHello(
         job=name,
         launch=launch_of(name, world_size, environ),
