@@ -150,6 +150,12 @@ def test_a_clock_that_was_set_is_counted_and_left_out() -> None:
     assert back.wall_ns == 140 * S
 
 
+def test_clocks_that_are_apart_by_a_little_make_the_life_no_longer() -> None:
+    steady = attempt(0, 6, is_failed=False)
+    rows = [row._replace(ended_ns=row.ended_ns + 1000 * (place % 2)) for place, row in enumerate(steady.rows, start=1)]
+    assert 0 <= lived(steady._replace(rows=rows)).wall_ns - 80 * S <= 1000, "it does not add up over the steps"
+
+
 def test_attempts_that_overlap_share_no_time() -> None:
     life = lived(attempt(0, 5), attempt(65, 5, resumed=5, is_failed=False))
     assert life.wall_ns == 135 * S
