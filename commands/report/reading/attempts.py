@@ -1,7 +1,8 @@
 """Collects the attempts of a job while its steps are read, for `pacecar.ledger.attempts`.
 
-One rank stands for the job in each attempt: the lowest one with steps, as all ranks end a step together.  Beginning and
-end are those of all ranks.  Rows are differences of the totals in its records, so that steps without a record count.
+One rank stands for the job in each attempt: the lowest that has its first step, as all ranks end a step together.
+Beginning and end are those of all ranks.  Rows are differences of the totals in its records, so that steps without a
+record count.
 
 An attempt keeps ROWS_MAX rows at most.  Where there are more, pairs of its older half are joined: what a restart loses
 are the last steps, and of a joined row the time is lost in proportion.
@@ -144,7 +145,7 @@ class AttemptSums:
                 continue
             self._ended[life] = max(self._ended.get(life, 0), record.ended_wall_ns)
             rows = self._rows.get(life)
-            if rows is None or rank < rows.rank:
+            if rows is None:
                 rows = self._rows[life] = _Rows(rank)
             if rank == rows.rank:
                 rows.add(record, self._costs.get(life, _Costs()))

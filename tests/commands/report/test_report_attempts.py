@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
@@ -171,10 +172,20 @@ def test_a_checkpoint_and_steps_after_it_decide_what_a_failed_job_lost(tmp_path:
     assert life_of(written(tmp_path / "ended", [*records, goodbye(2 * S)])).lost_steps == 0
 
 
-def test_the_last_steps_of_a_long_attempt_stay_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [900, 901])
+def test_the_last_steps_of_a_long_attempt_stay_apart(tmp_path: Path, lost: int) -> None:
     steps = 3 * ROWS_MAX
-    again = attempt(1000 * S, 5, resumed=steps - 100)
-    life = life_of(written(tmp_path / "run", [*attempt(0, steps), *again, goodbye(1001 * S)]))
-    assert life.attempts[0].lost_steps == 100
-    assert life.headings_ns["lost_steps"] == 100 * 100 * MS
+    records = attempt(0, steps)
+    for place, record in enumerate(records):
+        if isinstance(record, StepRecord) and record.step >= steps - lost:  # each twice as long
+            more = (record.step - (steps - lost) + 1) * 100 * MS
+            wall_ns = record.totals.wall_ns + more
+            totals = Ledger(wall_ns=wall_ns, compute_ns=wall_ns)
+            records[place] = msgspec.structs.replace(
+                record, totals=totals, ended_wall_ns=record.ended_wall_ns + more, wall_ns=200 * MS
+            )
+    again = attempt(1000 * S, 5, resumed=steps - lost)
+    life = life_of(written(tmp_path / "run", [*records, *again, goodbye(1001 * S)]))
+    assert life.attempts[0].lost_steps == lost
+    assert life.headings_ns["lost_steps"] == lost * 200 * MS
     assert life.attempts[0].steps == steps
