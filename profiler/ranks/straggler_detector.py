@@ -186,7 +186,8 @@ class StragglerDetector:
         if slow is not None and self._judges_links:
             late[slow.rank, Cause.LINK] = _of_link(slow)
         # Stages of a pipeline may always have unequal work, which is not for one rank to answer.
-        if self._ranges <= WARMUP_RANGES and not any("rest" in row.meets_in for row in rows):
+        has_stages = any("rest" in row.meets_in for row in rows)
+        if self._ranges <= WARMUP_RANGES and not has_stages:
             self._early |= late.keys()
         changed = self._update(late, rows[0].first_step, rows[0].last_step, wall_ns)
         if not any(cause is Cause.LINK for _, cause in self._suspects):
@@ -198,9 +199,9 @@ class StragglerDetector:
         for rank, row in enumerate(rows):
             if row.work is not None and rank not in suspected:
                 self._work[rank].append(row.work)
-        self._noise.learn(one_range.differences(), suspected)
+        self._noise.learn(one_range.differences(), suspected, has_stages=has_stages)
         if sampled is not None:
-            self._sampled_noise.learn(sampled.differences(), suspected)
+            self._sampled_noise.learn(sampled.differences(), suspected, has_stages=has_stages)
         return changed
 
     def _update(
@@ -241,13 +242,18 @@ class StragglerDetector:
 
 
 class _Noise:
-    """How much the ranks exceed each other while none is late."""
+    """How much the ranks exceed each other while none is late, beyond what each does lastingly.
+
+    What a rank does from the first step on is not noise: it would hide that rank for ever.  Stages of a pipeline are
+    unequal by design, so there it is.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._values: deque[int] = deque(maxlen=HISTORY * world_size)
         self._fresh = 0
         self._usual = 0
         self._held_back: list[deque[int]] = [deque(maxlen=HISTORY) for _ in range(world_size)]
+        self._lasting: list[deque[int]] = [deque(maxlen=FRESH) for _ in range(world_size)]
 
     def bound(self, wall_ns: int) -> int:
         """Return the excess in steps of `wall_ns` that chance rarely reaches and that matters."""
@@ -255,14 +261,15 @@ class _Noise:
             self._fresh, self._usual = 0, upper(self._values, NOISE_QUANTILE) or 0
         return max(ABSOLUTE_NS, round(RELATIVE * wall_ns), round(NOISE_FACTOR * self._usual))
 
-    def learn(self, differences: Sequence[int], suspected: Mapping[int, Straggler | None]) -> None:
+    def learn(self, differences: Sequence[int], suspected: Mapping[int, Straggler | None], *, has_stages: bool) -> None:
         """Add the `differences` of one range, by rank.
 
         The values of a suspected rank are held back: they are noise if it is cleared, and dropped if it is named.
         """
         for rank, difference in enumerate(differences):
-            held_back = self._held_back[rank]
-            held_back.append(max(0, difference))
+            held_back, lasting = self._held_back[rank], self._lasting[rank]
+            lasting.append(difference)
+            held_back.append(max(0, difference - (0 if has_stages else max(0, median(lasting)))))
             if rank not in suspected:
                 self._values.extend(held_back)
                 self._fresh += len(held_back)

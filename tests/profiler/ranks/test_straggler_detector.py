@@ -114,6 +114,13 @@ def test_a_rank_that_is_late_from_its_first_step_is_named_after_some_time_and_is
     assert ended.ended
 
 
+def test_a_late_rank_that_nobody_waited_for_in_its_first_range_is_not_taken_for_noise():
+    fresh = StragglerDetector("j", 4)
+    assert hear(fresh, 1, forward=30) == []
+    (finding,) = hear(fresh, 30, start=1, late=30, forward=30)
+    assert (finding.late_rank, finding.cause, finding.ended) == (1, "compute", False)
+
+
 def test_lateness_that_ends_with_the_warm_up_is_not_held_against_a_rank():
     fresh = StragglerDetector("j", 4)
     assert hear(fresh, WARMUP_RANGES + 1, late=9, forward=9) == []
