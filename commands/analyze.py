@@ -24,6 +24,7 @@ from pacecar.analysis.reading.one_file import EngineError, Window
 from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
 from pacecar.analysis.reading.trace_paths import find_traces, printable
 from pacecar.analysis.trace.columns import TraceWarning
+from pacecar.analysis.trace.decoding.remote_file import TracePlace
 from pacecar.clock import SystemClock
 from pacecar.nccl_inspector import find_inspector_files, read_inspector
 from pacecar.safe_files import is_stdout
@@ -46,12 +47,13 @@ PROBLEMS_SHOWN = 20
 class AnalyzeOptions:
     """The command's options, parsed."""
 
-    paths: tuple[Path, ...] = ()
-    compare: tuple[Path, Path] | None = None
+    paths: tuple[TracePlace, ...] = ()
+    compare: tuple[TracePlace, TracePlace] | None = None
     hang: Path | None = None
     as_json: bool = False
     window: Window | None = None
     steps: tuple[int, int] | None = None
+    ranks: frozenset[int] | None = None
     perfetto: Path | None = None
     picture: Path | None = None
     tables: tuple[str, ...] = ()
@@ -166,7 +168,7 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
     return analysis.document
 
 
-def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument | None:
+def _compare(options: AnalyzeOptions, paths: tuple[TracePlace, TracePlace]) -> TraceDocument | None:
     from pacecar.analysis.compare import compare
 
     sides = []
@@ -184,10 +186,10 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument
     )
 
 
-def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Analysis | None:
+def _read(options: AnalyzeOptions, paths: Sequence[TracePlace], window: Window) -> Analysis | None:
     """Find and analyze the files at `paths`; print why and return None if there is no trace at all."""
-    found = find_traces(paths)
-    inspector = read_inspector(find_inspector_files(path for path in paths if path.is_dir()))
+    found = find_traces(paths, options.ranks)
+    inspector = read_inspector(find_inspector_files(path for path in paths if isinstance(path, Path) and path.is_dir()))
     missing = [TraceWarning("not_found", message) for message in found.errors]
     unread = [TraceWarning("inspector", note) for note in inspector.notes]
     draws = any((options.perfetto, options.picture, options.html, options.tables, options.csv, options.compare))
@@ -200,6 +202,7 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
     how = Options(
         window=window,
         steps=options.steps,
+        ranks=options.ranks,
         engine=options.engine,
         dask_address=options.dask_address,
         jobs=options.jobs,

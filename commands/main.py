@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,6 +41,7 @@ from .top.command import top
 from .tune import tune
 
 if TYPE_CHECKING:
+    from pacecar.analysis.trace.decoding.remote_file import TracePlace
     from pacecar.records import Answer
 
     from .daemon_client import Reply
@@ -50,9 +52,12 @@ TRACE_ATTEMPTS = 3
 """Attempts to request a trace if all ranks had passed its steps before they received the request."""
 
 OPTIONS_OF_TRACES = (
-    "csv", "dask_address", "html", "jobs", "perfetto", "picture", "step", "steps", "tables", "window",
+    "csv", "dask_address", "html", "jobs", "perfetto", "picture", "ranks", "step", "steps", "tables", "window",
 )  # fmt: skip
 """Options of `pacecar analyze` that mean nothing for flight recorder dumps."""
+
+RANKS_MAX = 1 << 20
+"""The most ranks that `--ranks` may name; a larger range is a mistake."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -143,17 +148,29 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     sys.exit(run_demo(DemoOptions(**options)))
 
 
+class _Place(click.Path):
+    """A path, or a URL, which a `Path` would lose a slash of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        if isinstance(value, str) and "://" in value:
+            from pacecar.analysis.trace.decoding.remote_file import Url
+
+            return Url(value)
+        return super().convert(value, param, ctx)
+
+
 @cli.command()
-@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.argument("traces", nargs=-1, type=_Place(path_type=Path), metavar="TRACE...")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole analysis as one JSON object.")
 @click.option("--steps", metavar="A:B", help="Only the steps A to B, inclusive; A: and :B leave one end open.")
+@click.option("--ranks", metavar="LIST", help="Only these ranks, such as 0-63,512.")
 @click.option(
     "--window",
     type=click.Choice(["trace", "steps", "hta"]),
     help="From first to last work, the marked steps, or HolisticTraceAnalysis's window.  [default: trace]",
 )
 @click.option(
-    "--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
+    "--compare", nargs=2, type=_Place(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
 )
 @click.option(
     "--hang", type=click.Path(path_type=Path), metavar="FOLDER", help="Say why a job hangs, from flight recorder dumps."
@@ -182,8 +199,8 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Files read in parallel.  [default: one per core]")
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
-def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
-    """Show where the time of profiled steps went, from traces of torch.profiler: files or folders."""
+def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: ANN401  click's values
+    """Show where the time of profiled steps went, from traces of torch.profiler: files, folders or URLs."""
     if sum((bool(traces), options["compare"] is not None, options["hang"] is not None)) != 1:
         raise click.UsageError("give traces, or --compare A B, or --hang FOLDER")
     if options["hang"] is not None and any(options[name] for name in OPTIONS_OF_TRACES):
@@ -202,6 +219,7 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     if options["steps"] is not None and options["window"] in {"trace", "hta"}:
         raise click.UsageError("--steps selects steps: it needs --window steps")
     options["steps"] = _steps(options["steps"])
+    options["ranks"] = _ranks(options["ranks"])
     options["tables"] = _tables(options["tables"])
     if options["by"] != "total" and not options["tables"]:
         raise click.UsageError("--by sorts the rows of tables: it needs --tables")
@@ -227,6 +245,20 @@ def _tables(text: str | None) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in (*TABLE_NAMES, "all")]:
         raise click.UsageError(f"--tables {clean(', '.join(wrong))}: give all, or some of {','.join(TABLE_NAMES)}")
     return TABLE_NAMES if "all" in names else names
+
+
+def _ranks(text: str | None) -> frozenset[int] | None:
+    """Return "0-2,7" as the numbers 0, 1, 2 and 7."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,8})(?:-([0-9]{1,8}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last - first >= RANKS_MAX:
+            raise click.UsageError(f"--ranks {clean(text)}: give ranks and ranges, such as 0-63,512")
+        found.update(range(first, last + 1))
+    return frozenset(found)
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

@@ -8,7 +8,6 @@ it would be worse than none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +73,10 @@ def columns_of(report: TraceReport, table: Trace | None) -> Trace:
     if table is not None:
         return table
     from ..plausibility.examine import examine
+    from ..trace.decoding.remote_file import place_of
     from ..trace.reader import TraceError, read_trace
 
     try:
-        return examine(read_trace(Path(report.file))).trace
+        return examine(read_trace(place_of(report.file))).trace
     except TraceError as error:
         raise LookupError(f"{report.file}: cannot be read again: {error}") from error

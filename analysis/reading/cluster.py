@@ -1,8 +1,8 @@
 """Reads traces on the workers of an existing dask cluster, for more files than one machine can hold.
 
 The cluster must exist (`dask scheduler` and `dask worker`, or one from dask-jobqueue, dask-kubernetes or Coiled), its
-workers must see the files under the same paths and have `pacecar[analyze]` installed.  Each file is a task with the
-same result as in a local process.
+workers must see the files under the same paths, or open their URLs, and have `pacecar[analyze]` installed.  Each file
+is a task with the same result as in a local process.
 
 Left out: the comparison of ranks, which needs all columns in one place and happens in this process.
 """

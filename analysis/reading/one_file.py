@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ..document.report import TraceReport
 from ..trace.columns import Trace, TraceWarning
+from ..trace.decoding.remote_file import TracePlace
 from .trace_paths import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class EngineError(Exception):
 class FileTask:
     """One file to read; it is sent to a worker."""
 
-    path: Path
+    path: TracePlace
     window: Window
     steps: tuple[int, int] | None
     returns_table: bool
@@ -87,12 +87,12 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     return WorkerAnswer(report=report, table=trace, places=places)
 
 
-def _refused(path: Path, why: TraceWarning, others: Sequence[TraceWarning]) -> WorkerAnswer:
+def _refused(path: TracePlace, why: TraceWarning, others: Sequence[TraceWarning]) -> WorkerAnswer:
     """Return why a file is not analyzed, with the problems of reading it, which may be the cause."""
     message = "; ".join([why.message, *(other.line for other in others)])
     return WorkerAnswer(error=msgspec.structs.replace(why, message=_named(path, message), effect="refused"))
 
 
-def _named(path: Path, message: str) -> str:
+def _named(path: TracePlace, message: str) -> str:
     message = message if str(path) in message else f"{path}: {message}"
     return message.replace(str(path), printable(path))

@@ -22,6 +22,7 @@ import msgspec
 
 from ..document.report import TraceDocument
 from ..trace.columns import Trace, TraceWarning
+from ..trace.decoding.remote_file import TracePlace, Url
 from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ COMPRESSED_HEADS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 COLUMNS_SHARE = 0.25
 """Size of the columns relative to their JSON: at most 55 bytes for an event of 220 to 500."""
 
+RANKS_NAMED = 8
+"""How many missing ranks are named."""
+
 Progress = Callable[[int, int, int, int], None]
 """Called with bytes done, bytes in all, files done, files in all."""
 
@@ -56,6 +60,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["local", "dask"] = "local"
     dask_address: str | None = None
     jobs: int | None = None
+    ranks: frozenset[int] | None = None
+    """Only these ranks, as the traces or their names tell them."""
     compares_ranks: bool = True
     keeps_tables: bool = False
     """Whether columns are kept for a picture, a page or another trace."""
@@ -76,17 +82,19 @@ class Analysis:
 
 
 def analyze_files(
-    paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None
+    paths: Sequence[TracePlace], options: Options | None = None, progress: Progress | None = None
 ) -> TraceDocument:
     """Return the document of `paths`; see `analyze`."""
     return analyze(paths, options, progress).document
 
 
-def analyze(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Analysis:
+def analyze(paths: Sequence[TracePlace], options: Options | None = None, progress: Progress | None = None) -> Analysis:
     """Read and analyze `paths` and compare the ranks.  Raises EngineError; a bad file is a warning."""
     options = options or Options()
     if options.engine == "dask":
-        paths = [path.absolute() for path in paths]  # the workers have another working directory
+        paths = [
+            path.absolute() if isinstance(path, Path) else path for path in paths
+        ]  # the workers have another working directory
     sizes = [_size(path) for path in paths]
     tasks = _tasks(paths, sizes, options)
     answers: list[WorkerAnswer | None] = [None] * len(tasks)
@@ -94,7 +102,19 @@ def analyze(paths: Sequence[Path], options: Options | None = None, progress: Pro
     for index, answer in _engine(tasks, sizes, options, meter):
         answers[index] = answer
         meter.finish(index)
-    return _assemble([answer for answer in answers if answer is not None], tasks, options)
+    return _assemble(_chosen([answer for answer in answers if answer is not None], options.ranks), tasks, options)
+
+
+def _chosen(answers: Sequence[WorkerAnswer], ranks: frozenset[int] | None) -> list[WorkerAnswer]:
+    """Return the answers of `ranks` with a warning if some are missing; a trace without a rank is not of them."""
+    if ranks is None:
+        return list(answers)
+    chosen = [answer for answer in answers if answer.report is None or answer.report.rank in ranks]
+    if missing := sorted(ranks - {answer.report.rank for answer in chosen if answer.report is not None}):
+        words = ", ".join(map(str, missing[:RANKS_NAMED])) + (", ..." if len(missing) > RANKS_NAMED else "")
+        message = f"no trace of {len(missing)} of the {len(ranks)} ranks asked for: {words}"
+        chosen.append(WorkerAnswer(error=TraceWarning("ranks_missing", message, len(missing))))
+    return chosen
 
 
 def _engine(
@@ -118,7 +138,7 @@ def _engine(
     return ((index, read_one(task, meter.of(index))) for index, task in enumerate(tasks))
 
 
-def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[FileTask]:
+def _tasks(paths: Sequence[TracePlace], sizes: Sequence[int], options: Options) -> list[FileTask]:
     """Return a task for each file; columns are requested while their estimated size fits."""
     wants = options.keeps_tables or (options.compares_ranks and (len(paths) > 1 or options.makes_tables))
     room: float = TABLES_BYTES_MAX
@@ -196,17 +216,21 @@ class _Meter:
             self._progress(sum(self._done), sum(self._sizes), self._files, len(self._sizes))
 
 
-def _size(path: Path) -> int:
+def _size(path: TracePlace) -> int:
+    if isinstance(path, Url):
+        return path.size
     try:
         return path.stat().st_size
     except OSError:
         return 0  # reading it will report the problem
 
 
-def _plain_bytes(path: Path, size: int) -> int:
-    """Return the estimated bytes of JSON in a file."""
+def _plain_bytes(path: TracePlace, size: int) -> int:
+    """Return the estimated bytes of JSON in a file; a remote one's name is believed, since opening it takes long."""
     if size == 0:
         return 0  # a pipe has no size, and bytes read from it here would be missing later
+    if isinstance(path, Url):
+        return size * COMPRESSION_RATIO if path.name.endswith((".gz", ".zst")) else size
     try:
         with path.open("rb") as file:
             head = file.read(4)

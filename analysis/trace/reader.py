@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -25,6 +24,7 @@ from .columns import NONE, CollectiveColumns, DeviceRows, HostRows, Notes, Trace
 from .decoding.compressed_source import TraceError, TraceSource
 from .decoding.event_stream import EventStreamReader
 from .decoding.header import TraceHeader, read_header
+from .decoding.remote_file import TracePlace
 from .rows import Rows
 from .steps import steps_of
 from .times import ImpreciseTimesError
@@ -33,7 +33,7 @@ __all__ = ["TraceError", "read_trace"]
 
 
 def read_trace(
-    path: Path, *, progress: Callable[[int, int | None], None] | None = None, details: bool = False
+    path: TracePlace, *, progress: Callable[[int, int | None], None] | None = None, details: bool = False
 ) -> Trace:
     """Return the trace in `path`: Chrome JSON as kineto writes it, plain, gzip or zstd (told by its first bytes).
 
@@ -65,7 +65,7 @@ def _beginning(source: TraceSource, notes: Notes, *, details: bool) -> tuple[Eve
     return EventStreamReader(source, notes, DETAILED), Rows(notes, DetailRows())
 
 
-def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHeader, notes: Notes) -> Trace:
+def _build(path: TracePlace, document: EventStreamReader, rows: Rows, header: TraceHeader, notes: Notes) -> Trace:
     if document.read == 0:
         notes.add("no_events", "the trace has no events")
     host, launches = host_rows(rows)

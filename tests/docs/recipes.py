@@ -282,6 +282,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
         (r"(test|qwen)\.json\.gz", "trace.json.gz"), (r"param_dlrm\w+/", "traces/"))),
     Run(r"pacecar analyze .*--engine dask.*", exchange=(
         (r"/shared/traces", "traces/"), (r"--engine dask --dask-address \S+", "--engine local"))),
+    Run(r"pacecar analyze s3://.*", exchange=((r"s3://\S+", "traces/"), ("0-63,512", "0-63"))),
     # Traces that others recorded, which are not in the checkout; tests/analysis reads them where they are.
     Run(r"pacecar analyze (--compare )?(test\.json\.gz|param_dlrm\w+/|kineto_tb_\w+ .*)", exchange=(
         (r"test\.json\.gz|param_dlrm\w+/", "traces/"),

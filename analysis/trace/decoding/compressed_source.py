@@ -13,8 +13,9 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+
+from .remote_file import TracePlace, Url
 
 __all__ = ["PIECE_BYTES", "Progress", "TraceError", "TraceSource"]
 
@@ -60,7 +61,7 @@ class TraceSource:
     lost no data.  `bytes_read` counts bytes of the file, `bytes_out` bytes that were yielded.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: TracePlace, progress: Progress | None = None) -> None:
         self.path = path
         self.damage: str | None = None
         self.remark: str | None = None
@@ -72,8 +73,9 @@ class TraceSource:
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes.  Raises TraceError if the file cannot be opened or read, or its format is not supported."""
         try:
-            with open(self.path, "rb") as file:
-                self._size = os.fstat(file.fileno()).st_size or None
+            with self.path.open("rb") as file:
+                size = self.path.size if isinstance(self.path, Url) else os.fstat(file.fileno()).st_size
+                self._size = size or None
                 for piece in self._unpack(file):
                     is_first, self.bytes_out = self.bytes_out == 0, self.bytes_out + len(piece)
                     yield piece.removeprefix(BYTE_ORDER_MARK) if is_first else piece
@@ -194,7 +196,7 @@ def _salvage(engine: _Inflater, data: bytes) -> Iterator[bytes]:
             yield piece
 
 
-def _zstd_engine(path: Path) -> tuple[Any, type[Exception]]:
+def _zstd_engine(path: TracePlace) -> tuple[Any, type[Exception]]:
     """Return the decompressor's class and its error, from python 3.14 or, for older versions, a package."""
     try:
         if sys.version_info >= (3, 14):

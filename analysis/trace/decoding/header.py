@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..columns import Notes
 from .events import value_end
+from .remote_file import TracePlace
 
-__all__ = ["TraceHeader", "is_closed", "is_whole", "read_header", "trailing"]
+__all__ = ["TraceHeader", "is_closed", "is_whole", "rank_in_name", "read_header", "trailing"]
 
 RANK_MAX = 1 << 24
 """No job has more ranks; a larger number is not a rank."""
@@ -54,7 +54,7 @@ class TraceHeader:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceHeader:
+def read_header(before: bytes, after: bytes, path: TracePlace, notes: Notes) -> TraceHeader:
     """Return the header from the bytes around the events, with the rank from the file's name if they lack it."""
     members: dict[str, Any] = {}
     for place, text in (("before", _closed(before)), ("after", _opened(after))):
@@ -73,10 +73,21 @@ def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceH
     hosts = (members.get(name) for name in ("hostname", "host_name", "host"))
     header.host = next((host for host in hosts if isinstance(host, str) and host), None)
     header.wall_offset_ns = _member(members, "baseTimeNanoseconds", 1 << 62, notes)
-    if header.rank is None and (found := _FILE_RANK.search(path.name)):
-        header.rank = int(found[1] or found[2])
+    if header.rank is None and (rank := rank_in_name(path.name)) is not None:
+        header.rank = rank
         notes.add("rank_from_name", f"no rank in the trace; its file's name says {header.rank}")
     return header
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank in a file's name, None if it has none.
+
+    It is known for torchtitan (rank3_trace.json), Megatron (rank-3.json.gz), Composer (ep0-ba3-rank3.json,
+    rank3.12.pt.trace.json) and a `worker_name` of torch's `tensorboard_trace_handler` (worker3.171.pt.trace.json).
+    The names of dynolog and of the handler by itself have the process's number instead.
+    """
+    found = _FILE_RANK.search(name)
+    return None if found is None else int(found[1] or found[2])
 
 
 def is_whole(after: bytes) -> bool:
