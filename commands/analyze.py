@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
+from pacecar import __version__
 from pacecar.analysis.document.report import TraceDocument
 from pacecar.analysis.hang.document import HangDocument, hang_document
 from pacecar.analysis.reading.one_file import EngineError, Window
@@ -64,6 +65,7 @@ class AnalyzeOptions:
     engine: Literal["local", "dask"] = "local"
     dask_address: str | None = None
     jobs: int | None = None
+    cache: Path | None = None
     is_quiet: bool = False
 
 
@@ -206,6 +208,8 @@ def _read(options: AnalyzeOptions, paths: Sequence[TracePlace], window: Window) 
         engine=options.engine,
         dask_address=options.dask_address,
         jobs=options.jobs,
+        cache=options.cache,
+        version=__version__,
         keeps_tables=any((options.perfetto, options.picture, options.html)),
         makes_tables=any((options.tables, options.csv, options.compare, options.html)),
         compares_ranks=options.compare is None,

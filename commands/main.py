@@ -52,7 +52,7 @@ TRACE_ATTEMPTS = 3
 """Attempts to request a trace if all ranks had passed its steps before they received the request."""
 
 OPTIONS_OF_TRACES = (
-    "csv", "dask_address", "html", "jobs", "perfetto", "picture", "ranks", "step", "steps", "tables", "window",
+    "cache", "csv", "dask_address", "html", "jobs", "perfetto", "picture", "ranks", "step", "steps", "tables", "window",
 )  # fmt: skip
 """Options of `pacecar analyze` that mean nothing for flight recorder dumps."""
 
@@ -197,6 +197,9 @@ class _Place(click.Path):
 @click.option("--step", type=int, metavar="N", help="The step to draw.  [default: a typical one]")
 @click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
 @click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), metavar="FOLDER", help="Keep what was read, for the next run."
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Files read in parallel.  [default: one per core]")
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
 def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: ANN401  click's values

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..trace.columns import TraceWarning
-from .one_file import EngineError, FileTask, WorkerAnswer, read_one
+from .kept_answers import decode_answer, read_encoded
+from .one_file import EngineError, FileTask, WorkerAnswer
 
 __all__ = ["run_on_cluster"]
 
@@ -29,7 +30,7 @@ def run_on_cluster(tasks: Sequence[FileTask], address: str) -> Iterator[tuple[in
     client = _connect(address)
     try:
         # Not pure: the path may hold another file tomorrow, and dask would return today's answer.
-        futures = {client.submit(read_one, task, pure=False): index for index, task in enumerate(tasks)}
+        futures = {client.submit(read_encoded, task, pure=False): index for index, task in enumerate(tasks)}
         from distributed import as_completed
 
         for future in as_completed(list(futures), loop=client.loop):
@@ -58,8 +59,8 @@ def _connect(address: str) -> Any:  # noqa: ANN401  distributed is not typed
 def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
     error = future.exception()
     if error is None:
-        answer: WorkerAnswer = future.result()
-        return answer
+        answer: WorkerAnswer | bytes = future.result()
+        return decode_answer(answer) if isinstance(answer, bytes) else answer
     if type(error).__name__ == "KilledWorker":
         return WorkerAnswer(error=TraceWarning("worker_died", f"{task.path}: the dask workers that read it died"))
     if isinstance(error, ImportError):

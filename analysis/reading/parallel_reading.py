@@ -60,6 +60,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["local", "dask"] = "local"
     dask_address: str | None = None
     jobs: int | None = None
+    cache: Path | None = None
+    """Where the answers of files are kept for another run of the same `version`."""
+    version: str = ""
     ranks: frozenset[int] | None = None
     """Only these ranks, as the traces or their names tell them."""
     compares_ranks: bool = True
@@ -97,11 +100,22 @@ def analyze(paths: Sequence[TracePlace], options: Options | None = None, progres
         ]  # the workers have another working directory
     sizes = [_size(path) for path in paths]
     tasks = _tasks(paths, sizes, options)
-    answers: list[WorkerAnswer | None] = [None] * len(tasks)
+    kept = None
+    if options.cache is not None:
+        from .kept_answers import AnswerCache
+
+        kept = AnswerCache(options.cache, options.version)
+    answers = [None if kept is None else kept.get(task) for task in tasks]
+    left = [index for index, answer in enumerate(answers) if answer is None]
+    sizes = [sizes[index] for index in left]
     meter = _Meter(sizes, progress)
-    for index, answer in _engine(tasks, sizes, options, meter):
-        answers[index] = answer
-        meter.finish(index)
+    for place, answer in _engine([tasks[index] for index in left], sizes, options, meter):
+        answers[left[place]] = answer
+        meter.finish(place)
+        if kept is not None:
+            kept.keep(tasks[left[place]], answer)
+    if kept is not None and kept.failed is not None:
+        answers.append(WorkerAnswer(error=TraceWarning("not_kept", kept.failed)))
     return _assemble(_chosen([answer for answer in answers if answer is not None], options.ranks), tasks, options)
 
 
@@ -121,6 +135,8 @@ def _engine(
     tasks: Sequence[FileTask], sizes: Sequence[int], options: Options, meter: _Meter
 ) -> Iterator[tuple[int, WorkerAnswer]]:
     """Return the answers as they arrive, with the index of their task."""
+    if not tasks:
+        return iter(())
     if options.engine == "dask":
         from .cluster import run_on_cluster
 
