@@ -78,6 +78,10 @@ def test_a_file_that_changed_and_another_question_are_read_anew(
     options = Options(cache=tmp_path / "kept")
     analyze_files(ranks, options)
     opened.clear()
+    os.utime(ranks[2], ns=(0, 2))
+    analyze_files(ranks, options)
+    assert opened == ["rank2.json"]
+    opened.clear()
     write_trace(ranks[1], "ccccccc..cc", rank=1, world_size=3, steps=[(0, 11)])
     os.utime(ranks[1], ns=(0, 1))
     changed = analyze_files(ranks, options)

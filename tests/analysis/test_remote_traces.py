@@ -213,3 +213,16 @@ def test_a_word_with_a_scheme_is_a_url_and_numbers_in_it_are_sorted_as_numbers()
     assert place_of("run/a.json") == Path("run/a.json")
     urls = [Url(f"s3://b/rank{rank}.json") for rank in (10, 2)]
     assert sorted(urls, key=natural_order) == urls[::-1]
+
+
+def test_an_object_is_read_again_only_when_the_store_says_that_it_changed(bucket: Any, tmp_path: Path) -> None:
+    def looked() -> int:
+        analyze_files(find_traces([Url("memory://run")]).files, Options(cache=tmp_path / "kept"))
+        return len(list((tmp_path / "kept").iterdir()))
+
+    assert [looked(), looked()] == [3, 3]
+    bucket.pipe("/run/iteration_10/rank1_trace.json.gz", packed(1, DRAWINGS[1]))  # the same bytes, another version
+    assert looked() == 4
+    unknown = [Url(str(file)) for file in find_traces([Url("memory://run")]).files]
+    analyze_files(unknown, Options(cache=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
