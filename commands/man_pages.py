@@ -30,17 +30,23 @@ EXIT_STATUS = (
 
 def man_pages(root: click.Group, name: str = "pacecar") -> dict[str, str]:
     """Return file name -> page for `root` and all its visible commands, at every depth."""
-    return {f"{page.replace(' ', '-')}.1": text for page, text in _pages(root, _context(root, name, None))}
+    return {f"{title}.1": text for title, text in _pages(root, _context(root, name, None))}
 
 
 def _pages(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    yield context.command_path, "\n".join(_page(command, context)) + "\n"
+    yield _title(context), "\n".join(_page(command, context)) + "\n"
     for name, below in _below(command):
         yield from _pages(below, _context(below, name, context))
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
     return click.Context(command, info_name=name, parent=parent, **command.context_settings)
+
+
+def _title(context: click.Context) -> str:
+    """Return the names of the command and those above it, without a group's arguments, as in "pacecar-job-show"."""
+    above = "" if context.parent is None else f"{_title(context.parent)}-"
+    return f"{above}{context.info_name}"
 
 
 def _below(command: click.Command) -> list[tuple[str, click.Command]]:
@@ -51,7 +57,7 @@ def _below(command: click.Command) -> list[tuple[str, click.Command]]:
 
 def _page(command: click.Command, context: click.Context) -> Iterator[str]:
     path = context.command_path
-    title = path.replace(" ", "-")
+    title = _title(context)
     paragraphs = cleandoc(command.help or "").split("\n\n")
     summary = _one_line(paragraphs[0]).rstrip(".")
     yield f'.TH "{_escaped(title.upper())}" 1 "" "pacecar {_escaped(__version__)}" "pacecar"'
@@ -81,7 +87,7 @@ def _page(command: click.Command, context: click.Context) -> Iterator[str]:
         yield from (".SH EXIT STATUS", "Unless the help of a command names others:")
         for code, text in EXIT_STATUS:
             yield from (".TP", f"\\fB{code}\\fR", _escaped(text))
-    related = [context.parent.command_path.replace(" ", "-")] if context.parent is not None else []
+    related = [] if context.parent is None else [_title(context.parent)]
     related += [f"{title}-{name}" for name, _ in below]
     if related:
         yield from (".SH SEE ALSO", ",\n".join(f"\\fB{_escaped(page)}\\fR(1)" for page in related))

@@ -39,7 +39,7 @@ def test_a_rank_that_waits_for_a_late_one_in_a_dtensors_operator_does_not_comput
 
 
 def test_a_trace_of_the_same_job_says_the_same_as_the_windows(ranks) -> None:
-    trace = read_trace(ranks[0]["trace"])
+    trace = read_trace(Path(ranks[0]["trace"]))
     assert any(name.startswith("_c10d_functional::wait_tensor") for name in trace.names)
     report = analyze_trace(trace)
     traced = statistics.median(step.ledger.exposed_communication_ns for step in report.steps)
