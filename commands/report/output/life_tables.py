@@ -14,7 +14,8 @@ from .tables import ROWS_MAX
 __all__ = ["attempts_table", "google_table", "intervals_table", "life_table"]
 
 MAIN_HEADINGS_MAX = 2
-"""Headings named for an interval, beside productive time."""
+MAIN_SHARE_MIN = 0.01
+"""Headings named for an interval, beside productive time, and the least share of one that is."""
 
 
 def _life(report: Report) -> JobLife | None:
@@ -28,7 +29,7 @@ def life_table(report: Report) -> Table | None:
     if life is None:
         return None
     rows = [
-        (heading.replace("_", " "), what, elapsed(life.headings_ns[heading]), _share(life.headings_ns[heading], life))
+        (_words(heading), what, elapsed(life.headings_ns[heading]), _share(life.headings_ns[heading], life))
         for heading, what in LIFE_HEADINGS.items()
         if life.headings_ns[heading]
     ]
@@ -48,7 +49,7 @@ def google_table(report: Report) -> Table | None:
     if life is None:
         return None
     rows = [
-        (name, _words(headings), elapsed(life.google_ns[name]), _share(life.google_ns[name], life))
+        (name, ", ".join(map(_words, headings)), elapsed(life.google_ns[name]), _share(life.google_ns[name], life))
         for name, headings in GOOGLE_NAMES.items()
     ]
     head = ("", "headings here", "time", "share")
@@ -92,8 +93,9 @@ def intervals_table(report: Report) -> Table | None:
         return None
     rows = []
     for one in life.intervals:
-        rest = sorted(((ns, name) for name, ns in one.headings_ns.items() if name != "productive"), reverse=True)
-        most = (f"{name.replace('_', ' ')} {percent(ns / one.wall_ns)}" for ns, name in rest[:MAIN_HEADINGS_MAX])
+        rest = sorted(((ns / one.wall_ns, name) for name, ns in one.headings_ns.items() if name != "productive"))
+        shown = [(share, name) for share, name in rest[: -MAIN_HEADINGS_MAX - 1 : -1] if share >= MAIN_SHARE_MIN]
+        most = (f"{_words(name)} {percent(share)}" for share, name in shown)
         rows.append((elapsed(one.at_ns), ", ".join(most), percent(one.productive_time_ratio)))
     return table_of_rows("The job's life by interval", ("after", "mostly else", "productive"), rows, texts=2)
 
@@ -102,5 +104,5 @@ def _share(length: int, life: JobLife) -> str:
     return percent(length / life.wall_ns if life.wall_ns else None)
 
 
-def _words(headings: tuple[str, ...]) -> str:
-    return ", ".join(heading.replace("_", " ") for heading in headings)
+def _words(heading: str) -> str:
+    return heading.replace("start_up_", "start-up: ").replace("start_up", "start-up").replace("_", " ")
