@@ -132,7 +132,8 @@ EFFICIENCY_ERROR = 0.1
 over gloo on two cores (TUNING), where communication takes compute's own cores."""
 
 SPREAD_MIN = 0.012
-"""Least uncertainty of a forecast: a tenth of real sweeps' settings are that far off their timelines."""
+"""Least uncertainty of a forecast, in replays of real sweeps: with 0.005 82 % of the gains lie within their 90 %
+intervals, with this 84 %, and more costs time where there is nothing to gain."""
 
 BUCKET_KNOBS = frozenset({"bucket_bytes", "first_bucket_bytes"})
 """Knobs that change the buckets and nothing else."""

@@ -145,9 +145,10 @@ class SettingHistory:
 
     def note_saving(self, base: Mapping[str, int], values: Mapping[str, int], log_saving: float, error: float) -> None:
         """Record what a trial of `values` measured beside `base`, in log pace; a newer one replaces an older one."""
-        if len(self._savings) >= SETTINGS_MAX:
+        setting = setting_of(values)
+        if setting not in self._savings and len(self._savings) >= SETTINGS_MAX:
             del self._savings[next(iter(self._savings))]
-        self._savings[setting_of(values)] = MeasuredSaving(setting_of(base), log_saving, error)
+        self._savings[setting] = MeasuredSaving(setting_of(base), log_saving, error)
 
     def measured(self, here: Mapping[str, int], there: Mapping[str, int]) -> tuple[float, float] | None:
         """Return what `there` saves beside `here` by their trials, with its standard error; None if unknown.
