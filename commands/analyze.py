@@ -26,6 +26,7 @@ from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progres
 from pacecar.analysis.reading.trace_paths import find_traces, printable
 from pacecar.analysis.trace.columns import TraceWarning
 from pacecar.analysis.trace.decoding.remote_file import TracePlace
+from pacecar.analysis.trace.shelf import ShelfError
 from pacecar.clock import SystemClock
 from pacecar.nccl_inspector import find_inspector_files, read_inspector
 from pacecar.safe_files import is_stdout
@@ -75,7 +76,7 @@ def run_analyze(options: AnalyzeOptions) -> int:
         return _run_hang(options.hang, options.as_json)
     try:
         document = _analyze(options) if options.compare is None else _compare(options, options.compare)
-    except EngineError as error:
+    except (EngineError, ShelfError) as error:
         complain(str(error))
         return 1
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ Pure: columns in, a `JobModel` out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from ..graph.rank_graph import RankGraph, condense
 from ..graph.replay import ReplayError, elastic, fixed_lag_error
 from ..graph.waits import find_waits
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
+from ..trace.shelf import Shelf
 from ..verdict.findings import JobVerdict
 from ..verdict.links import untold_joins
 from ..verdict.peers import Atoms, atoms_of
@@ -47,6 +48,7 @@ class JobInput:
     joins: Joins
     hosts: Sequence[Sequence[int]] = ()
     """The places on each host, if the traces name their hosts."""
+    shelf: Shelf = field(default_factory=Shelf)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class JobModel:
     steps: list[int]
     bounds: list[Index]
     units: int
-    atoms: list[Atoms]
+    atoms: Sequence[Atoms]
     roles: list[list[int]]
     path: CriticalPath
     error: ReplayError
@@ -89,12 +91,12 @@ class JobModel:
 def build_model(job: JobInput) -> JobModel | None:
     """Return the model; None if the traces contain nothing to model."""
     steps, spans = _common_steps(job.traces)
-    cuts = [_cut(trace, None if spans is None else spans[place][-1]) for place, trace in enumerate(job.traces)]
-    events = [
-        rank_events(cut.trace, clock.offset_ns, clock.drift, clock.middle_ns)
-        for cut, clock in zip(cuts, job.clocks, strict=True)
-    ]
-    joins, kept = _kept(job.joins, cuts)
+    ends = [None] * len(job.traces) if spans is None else [int(times[-1]) for times in spans]
+    events = job.shelf.keep(
+        rank_events(_cut(trace, end).trace, clock.offset_ns, clock.drift, clock.middle_ns)
+        for trace, end, clock in zip(job.traces, ends, job.clocks, strict=True)
+    )
+    joins, kept = _kept(job.joins, job.traces, ends)
     firsts = [first for each in events if (first := _first(each)) is not None]
     if not firsts:
         return None
@@ -103,7 +105,10 @@ def build_model(job: JobInput) -> JobModel | None:
         for place, clock in enumerate(job.clocks)
     ]
     base = min(firsts) if spans is None else min(int(times[0]) for times in starts)
-    graphs = [_condensed(each, joins, place, base) for place, each in enumerate(events)]
+    graphs = job.shelf.keep(
+        _condensed(each, np.unique(joins.row[mine]), base)
+        for each, mine in zip(events, joins.by_rank(len(events)), strict=True)
+    )
     graph = join_ranks(graphs, joins, base)
     bounds = [
         np.searchsorted(each.host.time_ns, times) if len(times) else times
@@ -114,12 +119,12 @@ def build_model(job: JobInput) -> JobModel | None:
     ]
     begins = [times[:-1] for times in starts] if spans is not None else _repeats(graph) or _units(graph, base)
     units = max((len(each) for each in begins), default=0)
-    atoms = atoms_of(graphs, begins, units)
+    atoms = atoms_of(graphs, begins, units, job.shelf)
     roles = roles_of(joins, len(graphs))
     error = fixed_lag_error(graph, bounds)
     played = elastic(graph)
     of_joins = join_steps(graph, begins)
-    judgement = judge(played, atoms, roles, bounds, units, error.ratio, of_joins, job.hosts)
+    judgement = judge(played, atoms, roles, bounds, units, error.ratio, of_joins, job.shelf, job.hosts)
     return JobModel(
         graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement,
         of_joins, untold_joins(graph, job.hosts),
@@ -180,12 +185,11 @@ def _cut(trace: Trace, end_ns: int | None) -> _Cut:
     return _Cut(replace(trace, device=DeviceRows(**rows), host_rows=HostRows(**calls)), row_of)
 
 
-def _kept(joins: Joins, cuts: Sequence[_Cut]) -> tuple[Joins, Index]:
+def _kept(joins: Joins, traces: Sequence[Trace], ends: Sequence[int | None]) -> tuple[Joins, Index]:
     """Return the collectives with at least two members in the window, and their former numbers."""
     row = np.full(len(joins.row), NONE)
-    for place, cut in enumerate(cuts):
-        mine = joins.rank == place
-        row[mine] = cut.row_of[joins.row[mine]]
+    for mine, trace, end in zip(joins.by_rank(len(traces)), traces, ends, strict=True):
+        row[mine] = _cut(trace, end).row_of[joins.row[mine]]
     # A row can be in one collective twice only by mistake.
     _, first = np.unique(np.stack((joins.join, joins.rank, row)), axis=1, return_index=True)
     once = np.zeros(len(row), dtype=np.bool_)
@@ -208,9 +212,9 @@ def _first(events: RankEvents) -> int | None:
     return min(times) if times else None
 
 
-def _condensed(events: RankEvents, joins: Joins, place: int, base: int) -> RankGraph:
+def _condensed(events: RankEvents, join_rows: Index, base: int) -> RankGraph:
     events, waits = find_waits(events)
-    return condense(events, waits, np.unique(joins.row[joins.rank == place]), base)
+    return condense(events, waits, join_rows, base)
 
 
 def _repeats(graph: JobGraph) -> list[Index] | None:
@@ -253,8 +257,7 @@ def _units(graph: JobGraph, base: int) -> list[Index]:
     whole = whole[np.argsort(graph.arrive_ns[whole], kind="stable")]
     whole = whole[:: -(-len(whole) // UNITS_MAX)]
     found = []
-    for place, rank in enumerate(graph.ranks):
-        mine = np.flatnonzero(joins.rank == place)
+    for place, (rank, mine) in enumerate(zip(graph.ranks, joins.by_rank(len(graph.ranks)), strict=True)):
         row = np.full(joins.count, NONE)
         row[joins.join[mine]] = joins.row[mine]
         starts = rank.events.rows.start_ns[row[whole]]

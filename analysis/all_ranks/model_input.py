@@ -15,6 +15,7 @@ from ..align.collective_matching import Events, Matched
 from ..align.host_clocks import SYNCHRONIZING, Clocks
 from ..graph.job_graph import Joins
 from ..trace.columns import NONE, Trace
+from ..trace.shelf import Shelf
 from ..verdict.roles import roles_of
 from .causal_model import JobInput, JobModel, build_model
 
@@ -22,7 +23,7 @@ __all__ = ["model_of"]
 
 
 def model_of(
-    traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks
+    traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks, shelf: Shelf
 ) -> JobModel | None:
     """Return the causal model of the job, with collectives numbered across `groups`; None for empty traces."""
     hosts = _hosts(traces)
@@ -33,7 +34,7 @@ def model_of(
     joins = _joins(traces, groups, events, hosts)
     if None in hosts:
         joins = replace(joins, label=_labels_by_role(joins, len(traces)))
-    return build_model(JobInput(traces, clocks.corrections, joins, list(places.values())))
+    return build_model(JobInput(traces, clocks.corrections, joins, list(places.values()), shelf))
 
 
 def _hosts(traces: Sequence[Trace]) -> list[str | int | None]:

@@ -28,6 +28,7 @@ from ..document.report import Arrival, CollectiveInstance, CollectiveTotal, Rank
 from ..one_rank.collectives import coverage
 from ..one_rank.one_trace import charges_of
 from ..trace.columns import CollectiveColumns, Trace, TraceWarning
+from ..trace.shelf import Derived, Shelf
 from .all_to_all import all_to_all_ranks
 from .causal_model import JobModel
 from .collective_arrivals import Arrivals, Lateness, arrivals_of, lateness_of
@@ -38,7 +39,7 @@ from .replayed_scenarios import replayed
 from .verdict_report import critical_parts, doubt_words, incidents_of, is_trusted, stragglers_of, too_few_words
 
 if TYPE_CHECKING:
-    from ..one_rank.tables.all_tables import TablePlaces
+    from ..one_rank.tables.all_tables import RowModules, TablePlaces
 
 __all__ = ["ARRIVALS_MAX", "analyze_job", "compare_ranks"]
 
@@ -48,11 +49,12 @@ listed."""
 
 
 class _Rank(NamedTuple):
-    """One rank: its trace, its report, and the union of its compute."""
+    """One rank: its trace, its report, the union of its compute, and the places of its rows in the report's tables."""
 
     trace: Trace
     report: TraceReport
     compute: Intervals
+    places: TablePlaces | None
 
 
 class _Share(NamedTuple):
@@ -71,30 +73,42 @@ def analyze_job(
 
 
 def compare_ranks(
-    traces: Sequence[Trace], reports: Sequence[TraceReport], places: Sequence[TablePlaces | None] | None = None
+    traces: Sequence[Trace],
+    reports: Sequence[TraceReport],
+    places: Sequence[TablePlaces | None] | None = None,
+    shelf: Shelf | None = None,
 ) -> tuple[TraceJob, JobTimes]:
     """Return the comparison of the traces of one job, and its times; `reports` are theirs, in their order.
 
     Collectives outside the windows of the reports are left out.  If reports have tables, `places` are the places of the
-    traces' rows in them, and the tables get their time on the critical path.
+    traces' rows in them, and the tables get their time on the critical path.  What is computed of each rank is on
+    `shelf` meanwhile.  Raises OSError if that has no room.
     """
-    ranks, warnings = _chosen(traces, reports)
+    shelf = shelf or Shelf()
+    chosen, warnings = _chosen(traces)
+    ranks = shelf.keep(
+        _Rank(
+            traces[at],
+            reports[at],
+            union(charges_of(traces[at]).work.get(Work.COMPUTE, EMPTY)),
+            None if places is None else places[at],
+        )
+        for at in chosen
+    )
     world_size = _world_size(ranks, warnings)
-    tables = [rank.trace for rank in ranks]
+    tables = Derived(ranks, lambda rank: rank.trace)
     matching = match(tables, world_size)
     groups = [_inside(group, ranks) for group in matching.groups]
     clocks = align_clocks(tables, groups)
     groups, strangers = _believed(groups, clocks)
     arrivals = [arrivals_of(group, clocks) for group in groups if group.collectives]
     lateness = lateness_of(arrivals, clocks, len(tables))
-    model = model_of(tables, groups, matching.events, clocks)
-    of_trace = {} if places is None else dict(zip(map(id, traces), places, strict=True))
-    where = [of_trace.get(id(trace)) for trace in tables]
+    model = model_of(tables, groups, matching.events, clocks, shelf)
     if model is not None and places is not None:
-        _add_critical_time(model, ranks, where)
+        _add_critical_time(model, ranks)
     metas = [meta for group in groups for meta in group.collectives]
     shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
-    instances, shortened = _instances(arrivals, tables)
+    instances, shortened = _instances(arrivals, [clock.rank for clock in clocks.clocks])
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
     what_if, untold = ([], []) if model is None else replayed(model, metas)
@@ -110,9 +124,7 @@ def compare_ranks(
         what_if_untold=untold,
         warnings=warnings,
         wall_ns=None if model is None else model.wall_ns,
-        critical_path=[]
-        if model is None
-        else critical_parts(model, tables, metas, [None if its is None else its.modules for its in where]),
+        critical_path=[] if model is None else critical_parts(model, tables, metas, _modules(ranks)),
         replay_error_ratio=None if model is None else model.error.ratio,
         unexplained_ratio=None if model is None else model.error.unexplained_ratio,
         incidents=[] if model is None else incidents_of(model, tables),
@@ -122,30 +134,32 @@ def compare_ranks(
     return job, job_times(model, job.ranks, clocks.corrections, metas)
 
 
-def _add_critical_time(model: JobModel, ranks: Sequence[_Rank], places: Sequence[TablePlaces | None]) -> None:
+def _modules(ranks: Sequence[_Rank]) -> list[RowModules | None]:
+    return [None if rank.places is None else rank.places.modules for rank in ranks]
+
+
+def _add_critical_time(model: JobModel, ranks: Sequence[_Rank]) -> None:
     tables = []
-    for rank, where in zip(ranks, places, strict=True):
+    for rank in ranks:
         its = rank.report.tables
-        tables.append(None if its is None or where is None else (its, where))
+        tables.append(None if its is None or rank.places is None else (its, rank.places))
     add_critical_time(model, [rank.trace for rank in ranks], tables)
 
 
-def _chosen(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> tuple[list[_Rank], list[TraceWarning]]:
-    """Return the traces with a rank of their own, in order of rank, and warnings about the others."""
+def _chosen(traces: Sequence[Trace]) -> tuple[list[int], list[TraceWarning]]:
+    """Return which traces have a rank of their own, in order of rank, and warnings about the others."""
     warnings: list[TraceWarning] = []
-    found: dict[int, _Rank] = {}
-    for trace, report in zip(traces, reports, strict=True):
+    found: dict[int, int] = {}
+    for at, trace in enumerate(traces):
         if trace.rank is None:
             message = f"{trace.file} does not say which rank it is and is left out of the comparison of ranks"
             warnings.append(TraceWarning("rank_unknown", message))
         elif trace.rank in found:
-            message = (
-                f"{trace.file} is rank {trace.rank} like {found[trace.rank].trace.file}; the later one is left out"
-            )
+            earlier = traces[found[trace.rank]].file
+            message = f"{trace.file} is rank {trace.rank} like {earlier}; the later one is left out"
             warnings.append(TraceWarning("rank_twice", message))
         else:
-            charges = charges_of(trace)
-            found[trace.rank] = _Rank(trace, report, union(charges.work.get(Work.COMPUTE, EMPTY)))
+            found[trace.rank] = at
     return [found[rank] for rank in sorted(found)], warnings
 
 
@@ -244,7 +258,7 @@ def _rank_share(place: int, rank: _Rank, share: _Share, arrivals: Sequence[Arriv
     )
 
 
-def _instances(arrivals: Sequence[Arrivals], traces: Sequence[Trace]) -> tuple[list[CollectiveInstance], int]:
+def _instances(arrivals: Sequence[Arrivals], ranks: Sequence[int]) -> tuple[list[CollectiveInstance], int]:
     """Return the collectives one by one in order of completion, and how many were not listed."""
     places = [(group, at) for group, mine in enumerate(arrivals) for at in range(len(mine.last_ns))]
     total = sum(int(mine.has.sum()) for mine in arrivals)
@@ -256,10 +270,10 @@ def _instances(arrivals: Sequence[Arrivals], traces: Sequence[Trace]) -> tuple[l
     else:
         kept = len(places)
     listed = sorted(places[:kept], key=lambda place: int(arrivals[place[0]].last_ns[place[1]]))
-    return [_instance(arrivals[group], at, traces) for group, at in listed], len(places) - kept
+    return [_instance(arrivals[group], at, ranks) for group, at in listed], len(places) - kept
 
 
-def _instance(mine: Arrivals, at: int, traces: Sequence[Trace]) -> CollectiveInstance:
+def _instance(mine: Arrivals, at: int, ranks: Sequence[int]) -> CollectiveInstance:
     meta, has = mine.group.collectives[at], mine.has[at]
     starts, waits, wires = mine.start_ns[at].tolist(), mine.wait_ns[at].tolist(), mine.wire_ns[at].tolist()
     first = int(mine.last_ns[at] - mine.skew_ns[at])
@@ -272,13 +286,13 @@ def _instance(mine: Arrivals, at: int, traces: Sequence[Trace]) -> CollectiveIns
         index=at,
         ranks=present,
         ranks_missing=None if mine.group.size is None else max(mine.group.size - present, 0),
-        late_rank=_rank_of(mine, int(mine.late[at]), traces),
+        late_rank=ranks[mine.group.traces[int(mine.late[at])]],
         skew_ns=int(mine.skew_ns[at]),
         wire_ns=link,
         bus_bandwidth=_bandwidths(meta.operation, meta.bytes, link, _size(mine, present))[1],
         arrivals=[
             Arrival(
-                rank=_rank_of(mine, column, traces),
+                rank=ranks[mine.group.traces[column]],
                 start_ns=starts[column],
                 late_ns=starts[column] - first,
                 wait_ns=waits[column],
@@ -287,12 +301,6 @@ def _instance(mine: Arrivals, at: int, traces: Sequence[Trace]) -> CollectiveIns
             for column in np.flatnonzero(has).tolist()
         ],
     )
-
-
-def _rank_of(mine: Arrivals, column: int, traces: Sequence[Trace]) -> int:
-    rank = traces[mine.group.traces[column]].rank
-    assert rank is not None
-    return rank
 
 
 def _size(mine: Arrivals, present: int) -> int:

@@ -10,7 +10,8 @@ Pure: a model and what its collectives are in, scenarios out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -167,11 +168,13 @@ def _who(model: JobModel) -> str:
 
 def _without(model: JobModel, causes: Sequence[CauseCode], now: Replay | None = None) -> Replay:
     changed = {} if now is None else now.ranks
-    ranks = enumerate(model.played.ranks)
-    return Replay({place: _zeroed(rank, changed.get(place, rank.weights), causes) for place, rank in ranks})
+    return Replay({place: partial(_zeroed, changed.get(place), causes) for place in range(len(model.played.ranks))})
 
 
-def _zeroed(rank: RankGraph, weights: RankWeights, causes: Sequence[CauseCode]) -> RankWeights:
+def _zeroed(
+    before: Callable[[RankGraph], RankWeights] | None, causes: Sequence[CauseCode], rank: RankGraph
+) -> RankWeights:
+    weights = rank.weights if before is None else before(rank)
     host = np.where(np.isin(rank.events.host.cause, causes), 0, weights.host_ns)
     delay = np.where(np.isin(rank.delay_cause, causes), 0, weights.delay_ns)
     return RankWeights(weights.row_ns, delay, host)

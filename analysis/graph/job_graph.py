@@ -12,8 +12,9 @@ Pure: columns in, arrays out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,15 +61,21 @@ class Joins:
     receives: NDArray[np.bool_]
     bytes: Index
 
+    def by_rank(self, ranks: int) -> list[Index]:
+        """Return which members are of each rank, in their order."""
+        order = np.argsort(self.rank, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.rank, minlength=ranks))[:-1])[:ranks]
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayScenario:
     """The changes of a scenario: durations of some ranks (by place), and the wire time of collectives.
 
-    `scatter_ratio` is how much shorter the time becomes by which ranks leave a collective after the first.
+    Durations are computed from the rank's graph whenever they are needed: those of all ranks take more memory than the
+    graph.  `scatter_ratio` is how much shorter the time becomes by which ranks leave a collective after the first.
     """
 
-    ranks: dict[int, RankWeights] = field(default_factory=dict)
+    ranks: Mapping[int, Callable[[RankGraph], RankWeights]] = field(default_factory=dict)
     wire_ns: Index | None = None
     scatter_ratio: float = 1.0
 
@@ -105,12 +112,13 @@ class JobGraph:
 
     def weights(self, scenario: ReplayScenario | None = None, *, fixed: bool = False) -> Index:
         """Return the weights of all edges, in the order of their creation."""
-        found = self._fixed if fixed else self._recorded
+        found = self._whole(fixed=True) if fixed else self._recorded
         if scenario is None:
             return found
         found = found.copy()
-        for place, weights in scenario.ranks.items():
-            self._fill(found, place, weights, fixed=fixed)
+        for place, change in scenario.ranks.items():
+            rank = self.ranks[place]
+            self._fill(found, place, rank, change(rank), fixed=fixed)
         if scenario.wire_ns is not None and len(self.leave_join):
             is_in = self.leave_join != NONE
             more = np.where(is_in, (scenario.wire_ns - self.wire_ns)[np.maximum(self.leave_join, 0)], 0)
@@ -121,23 +129,20 @@ class JobGraph:
             found[self.leave] += np.rint(np.maximum(scatter, 0) * (scenario.scatter_ratio - 1)).astype(np.int64)
         return found
 
-    def _fill(self, found: Index, place: int, weights: RankWeights, *, fixed: bool = False) -> None:
-        for kind, values in self.ranks[place].edge_weights(weights, fixed=fixed).items():
+    def _fill(self, found: Index, place: int, rank: RankGraph, weights: RankWeights, *, fixed: bool) -> None:
+        for kind, values in rank.edge_weights(weights, fixed=fixed).items():
             found[self.slices[place, kind]] = values
 
     def _whole(self, *, fixed: bool) -> Index:
         found = np.zeros(len(self.source), dtype=np.int64)
-        for place, graph in enumerate(self.ranks):
-            self._fill(found, place, graph.weights, fixed=fixed)
+        for place, rank in enumerate(self.ranks):
+            self._fill(found, place, rank, rank.weights, fixed=fixed)
         found[self.leave] = self.leave_base_ns
         return found
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_recorded", self._whole(fixed=False))
-        object.__setattr__(self, "_fixed", self._whole(fixed=True))
-
-    _recorded: Index = field(init=False, repr=False)
-    _fixed: Index = field(init=False, repr=False)
+    @cached_property
+    def _recorded(self) -> Index:
+        return self._whole(fixed=False)
 
     @property
     def nodes(self) -> int:
@@ -206,9 +211,8 @@ def join_steps(graph: JobGraph, step_starts: Sequence[Index]) -> Index:
     """
     joins = graph.joins
     found = np.full(joins.count, NONE)
-    for place, (rank, starts) in enumerate(zip(graph.ranks, step_starts, strict=True)):
+    for rank, starts, mine in zip(graph.ranks, step_starts, joins.by_rank(len(graph.ranks)), strict=True):
         rows, time = rank.events.rows, rank.events.host.time_ns
-        mine = np.flatnonzero(joins.rank == place)
         at = rows.launch[joins.row[mine]]
         issued = np.where(at == NONE, rows.start_ns[joins.row[mine]], time[np.maximum(at, 0)] if len(time) else 0)
         np.maximum.at(found, joins.join[mine], np.searchsorted(starts, issued, side="right") - 1)
@@ -218,8 +222,7 @@ def join_steps(graph: JobGraph, step_starts: Sequence[Index]) -> Index:
 def _members(ranks: Sequence[RankGraph], joins: Joins, offset: Index) -> tuple[Index, Index, Index, Index]:
     """For each member, return its arrival node, its end node, and its recorded start and end."""
     arrive, end, start_ns, end_ns = (np.zeros(len(joins.join), dtype=np.int64) for _ in range(4))
-    for place, graph in enumerate(ranks):
-        mine = joins.rank == place
+    for place, (graph, mine) in enumerate(zip(ranks, joins.by_rank(len(ranks)), strict=True)):
         seg = graph.seg_of_rows()[joins.row[mine]]
         arrive[mine] = graph.arrive[seg] + offset[place]
         end[mine] = graph.seg_end(seg) + offset[place]

@@ -15,7 +15,6 @@ Pure: columns in, arrays out.  Left out: waits between ranks (`job_graph`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +107,7 @@ class RankGraph:
         """How many nodes there are."""
         return len(self.host_begin) + len(self.seg_first) + int(self.is_join.sum())
 
-    @cached_property
+    @property
     def weights(self) -> RankWeights:
         """The recorded durations, of an elastic rank without unexplained delays.
 
@@ -178,11 +177,11 @@ class RankGraph:
         found: Index = most + end - begin
         return found
 
-    @cached_property
+    @property
     def _seg_of(self) -> Index:
         return np.repeat(np.arange(len(self.seg_first)), self.seg_last - self.seg_first + 1)
 
-    @cached_property
+    @property
     def in_join(self) -> NDArray[np.bool_]:
         """Whether each row (in stream order) is of a collective of the graph."""
         return self.is_join[self._seg_of]

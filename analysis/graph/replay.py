@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..trace.shelf import Derived
 from .causes import CauseCode
 from .job_graph import JobGraph, ReplayScenario
 from .rank_graph import RankGraph
@@ -27,7 +28,10 @@ __all__ = ["ReplayError", "elastic", "fixed_lag_error", "play", "step_times", "w
 Index = NDArray[np.int64]
 
 SCENARIOS_AT_ONCE = 32
-"""Scenarios that are replayed together; each has weights of 8 bytes an edge."""
+"""The most scenarios that are replayed together."""
+
+WEIGHTS_AT_ONCE = 2**24
+"""And the most weights in them, of 8 bytes, of which there are two copies."""
 
 NEVER = np.iinfo(np.int64).min // 4
 
@@ -59,8 +63,9 @@ def play(graph: JobGraph, weights: Index) -> Index:
 def walls(graph: JobGraph, scenarios: Sequence[ReplayScenario], *, fixed: bool = False) -> Index:
     """Return when the job ends in each scenario, after the common beginning."""
     found = []
-    for at in range(0, len(scenarios), SCENARIOS_AT_ONCE):
-        some = scenarios[at : at + SCENARIOS_AT_ONCE]
+    count = max(1, min(SCENARIOS_AT_ONCE, WEIGHTS_AT_ONCE // max(len(graph.source), 1)))
+    for at in range(0, len(scenarios), count):
+        some = scenarios[at : at + count]
         weights = np.stack([graph.weights(scenario, fixed=fixed) for scenario in some], axis=1)
         found.append(play(graph, weights).max(axis=0))
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
@@ -76,7 +81,7 @@ def elastic(graph: JobGraph) -> JobGraph:
     """
     if not any(((rank.delay_cause == CauseCode.UNKNOWN) & (rank.delay_ns > 0)).any() for rank in graph.ranks):
         return graph
-    without = replace(graph, ranks=[replace(rank, is_elastic=True) for rank in graph.ranks])
+    without = replace(graph, ranks=Derived(graph.ranks, lambda rank: replace(rank, is_elastic=True)))
     before, after = (int(walls(each, [ReplayScenario()])[0]) for each in (graph, without))
     return without if after >= (1 - ELASTIC_RATIO_MAX) * before else graph
 
@@ -126,7 +131,7 @@ def step_times(
         rank = graph.ranks[place]
         if len(points) and len(rank.host_begin):
             changed = None if scenario is None else scenario.ranks.get(place)
-            own = rank.host_own_ns if changed is None else changed.host_ns
+            own = rank.host_own_ns if changed is None else changed(rank).host_ns
             host = np.concatenate(([0], np.cumsum(own)))
             seg = np.clip(np.searchsorted(rank.host_begin, points, side="right") - 1, 0, len(rank.host_begin) - 1)
             found.append(times[graph.offset[place] + seg] + host[points] - host[rank.host_begin[seg]])

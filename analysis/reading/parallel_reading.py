@@ -23,6 +23,7 @@ import msgspec
 from ..document.report import TraceDocument
 from ..trace.columns import Trace, TraceWarning
 from ..trace.decoding.remote_file import TracePlace, Url
+from ..trace.shelf import Shelf
 from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
 
 if TYPE_CHECKING:
@@ -105,18 +106,20 @@ def analyze(paths: Sequence[TracePlace], options: Options | None = None, progres
         from .kept_answers import AnswerCache
 
         kept = AnswerCache(options.cache, options.version)
-    answers = [None if kept is None else kept.get(task) for task in tasks]
+    shelf = Shelf()
+    answers = [None if kept is None else shelf.put(kept.get(task)) for task in tasks]
     left = [index for index, answer in enumerate(answers) if answer is None]
     sizes = [sizes[index] for index in left]
     meter = _Meter(sizes, progress)
     for place, answer in _engine([tasks[index] for index in left], sizes, options, meter):
-        answers[left[place]] = answer
+        answers[left[place]] = shelf.put(answer)
         meter.finish(place)
         if kept is not None:
             kept.keep(tasks[left[place]], answer)
     if kept is not None and kept.failed is not None:
         answers.append(WorkerAnswer(error=TraceWarning("not_kept", kept.failed)))
-    return _assemble(_chosen([answer for answer in answers if answer is not None], options.ranks), tasks, options)
+    known = [answer for answer in answers if answer is not None]
+    return _assemble(_chosen(known, options.ranks), tasks, options, shelf)
 
 
 def _chosen(answers: Sequence[WorkerAnswer], ranks: frozenset[int] | None) -> list[WorkerAnswer]:
@@ -165,7 +168,7 @@ def _tasks(paths: Sequence[TracePlace], sizes: Sequence[int], options: Options) 
     return tasks
 
 
-def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], options: Options) -> Analysis:
+def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], options: Options, shelf: Shelf) -> Analysis:
     reports = [answer.report for answer in answers if answer.report is not None]
     tables = tuple(answer.table for answer in answers if answer.report is not None)
     warnings = [answer.error for answer in answers if answer.error is not None]
@@ -181,7 +184,8 @@ def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], option
         from ..all_ranks.rank_comparison import compare_ranks
 
         places = [answer.places for answer in answers if answer.report is not None and answer.table is not None]
-        job, times = compare_ranks([table for table, _ in pairs], [report for _, report in pairs], places)
+        traces = shelf.keep(table for table, _ in pairs)
+        job, times = compare_ranks(traces, [report for _, report in pairs], places, shelf)
         if job.what_if:
             for report in reports:
                 if report.rank in job.ranks:

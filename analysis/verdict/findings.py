@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph.causes import CauseCode
@@ -54,4 +55,4 @@ class JobVerdict:
     findings: list[VerdictFinding]
     incidents: list[Incident]
     mended: ReplayScenario
-    compared: list[Compared]
+    compared: Sequence[Compared]

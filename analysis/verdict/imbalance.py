@@ -11,14 +11,18 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph.causes import CauseCode
-from ..graph.job_graph import JobGraph, ReplayScenario
+from ..graph.job_graph import ReplayScenario
+from ..graph.rank_graph import RankGraph, RankWeights
+from ..trace.shelf import Derived, Shelf
+from .key_blocks import in_blocks
 from .peers import PARTS, Atoms, with_durations
 
 __all__ = ["SPREAD_RATIO_MIN", "Uneven", "spread_evenly"]
@@ -68,35 +72,31 @@ class Uneven:
 
 
 def spread_evenly(
-    graph: JobGraph, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: ReplayScenario
+    atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: ReplayScenario, shelf: Shelf
 ) -> Uneven | None:
     """Return the uneven compute; None if it is even.  Ranks are compared with those of their role."""
     apart, noise = [], []
-    evens: list[tuple[int, Index, Index, Index]] = []
+    evens: list[tuple[Sequence[int], Sequence[Index], Sequence[Index]]] = []
     totals = np.zeros((len(atoms), steps), dtype=np.int64)
     for group in roles:
-        chosen = [np.flatnonzero(atoms[place].cause == CauseCode.COMPUTE) for place in group]
-        keys = [atoms[place].key[at] for place, at in zip(group, chosen, strict=True)]
-        times = [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)]
-        for place, at, own in zip(group, chosen, times, strict=True):
-            totals[place] = np.bincount(atoms[place].step[at], own, steps)
+        members = Derived(Derived(group, atoms.__getitem__), _compute)
+        for place, mine in zip(group, members, strict=True):
+            totals[place] = np.bincount(mine.step, mine.duration_ns, steps)
         if len(group) < 2:
             continue
-        parts = [atoms[place].step[at] * PARTS + atoms[place].part[at] for place, at in zip(group, chosen, strict=True)]
-        usual = [
-            np.minimum(own, _explained(own, median))
-            for own, median in zip(times, _lower_medians(keys, times), strict=True)
+        keys, times = Derived(members, lambda mine: mine.key), Derived(members, lambda mine: mine.duration_ns)
+        medians = in_blocks(_lower_medians, keys, times)
+        usual = shelf.keep(np.minimum(own, _explained(own, median)) for own, median in zip(times, medians, strict=True))
+        means = in_blocks(_means, keys, usual)
+        both = [
+            _parts(mine.step * PARTS + mine.part, own, mean, steps * PARTS)
+            for mine, own, mean in zip(members, usual, means, strict=True)
         ]
-        means = _means(keys, usual)
-        both = [_parts(*each, steps * PARTS) for each in zip(parts, usual, means, strict=True)]
         off = np.stack([each for each, _ in both])
         # One slow rank makes all others look fast against the mean; that is not uneven work.
         apart.append(off - np.nanmedian(np.where(np.isnan(off).all(axis=0), 0.0, off), axis=0))
         noise.append(np.stack([each for _, each in both]))
-        rest = [own - each for own, each in zip(times, usual, strict=True)]
-        places = [atoms[place].place[at] for place, at in zip(group, chosen, strict=True)]
-        its_steps = [atoms[place].step[at] for place, at in zip(group, chosen, strict=True)]
-        evens += zip(group, chosen, _even(places, its_steps, usual, steps), rest, strict=True)
+        evens.append((group, usual, shelf.keep(_even(members, usual, steps))))
     if not apart:
         return None
     spread, is_in_step = _uneven_steps(np.concatenate(apart), np.concatenate(noise), steps)
@@ -105,11 +105,31 @@ def spread_evenly(
     ranks = dict(now.ranks)
     # If most steps are uneven, all are: the test of a single step is weak.
     spread_in = np.ones_like(is_in_step) if is_in_step.mean() > MOST_STEPS_RATIO else is_in_step
-    for place, at, even, stop in evens:
-        inside = spread_in[atoms[place].step[at]]
-        weights = ranks.get(place, graph.ranks[place].weights)
-        ranks[place] = with_durations(weights, atoms[place], at[inside], (even + stop)[inside])
+    for group, usual, even in evens:
+        for at, place in enumerate(group):
+            ranks[place] = partial(_spread, atoms[place], usual[at], even[at], spread_in, ranks.get(place))
     return Uneven(ReplayScenario(ranks, now.wire_ns), spread, is_in_step, totals)
+
+
+def _compute(mine: Atoms) -> Atoms:
+    """Return the pieces of compute."""
+    at = np.flatnonzero(mine.cause == CauseCode.COMPUTE)
+    return Atoms(*(getattr(mine, each.name)[at] for each in fields(Atoms)))
+
+
+def _spread(
+    mine: Atoms,
+    usual: Index,
+    even: Index,
+    steps: NDArray[np.bool_],
+    before: Callable[[RankGraph], RankWeights] | None,
+    graph: RankGraph,
+) -> RankWeights:
+    """Return the durations of a rank with its compute in `steps` spread evenly, and its stops where they were."""
+    compute = _compute(mine)
+    inside = np.flatnonzero(steps[compute.step])
+    durations = even[inside] + compute.duration_ns[inside] - usual[inside]
+    return with_durations(before(graph) if before is not None else graph.weights, compute, inside, durations)
 
 
 def _uneven_steps(apart: Floats, chance: Floats, steps: int) -> tuple[float, NDArray[np.bool_]]:
@@ -162,16 +182,18 @@ def _lower_medians(keys: Sequence[Index], values: Sequence[Index]) -> list[Index
     return np.split(found, np.cumsum([len(each) for each in keys])[:-1])
 
 
-def _even(places: Sequence[Index], at_step: Sequence[Index], values: Sequence[Index], steps: int) -> list[Index]:
-    """Return each piece's usual duration over all members and steps, scaled so that each step's work stays the same.
+def _even(members: Sequence[Atoms], values: Sequence[Index], steps: int) -> Iterator[Index]:
+    """Yield each piece's usual duration over all members and steps, scaled so that each step's work stays the same.
 
     So work is spread over the microbatches of a step too: a pipeline waits for its longest.
     """
-    step = np.concatenate(at_step)
-    usual = np.concatenate(_lower_medians(places, values))
-    work, least = np.bincount(step, np.concatenate(values), steps), np.bincount(step, usual, steps)
-    even = np.rint(usual * (work / np.maximum(least, 1))[step]).astype(np.int64)
-    return np.split(even, np.cumsum([len(each) for each in places])[:-1])
+    usual = in_blocks(_lower_medians, Derived(members, lambda mine: mine.place), values)
+    work, least = np.zeros(steps), np.zeros(steps)  # exact below 2**53 ns
+    for mine, value, its in zip(members, values, usual, strict=True):
+        work += np.bincount(mine.step, value, steps)
+        least += np.bincount(mine.step, its, steps)
+    for mine, its in zip(members, usual, strict=True):
+        yield np.rint(its * (work / np.maximum(least, 1))[mine.step]).astype(np.int64)
 
 
 def _means(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:

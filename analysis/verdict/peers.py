@@ -13,9 +13,8 @@ Pure: graphs in, columns out.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.rank_graph import RankGraph, RankWeights
 from ..trace.columns import NONE
+from ..trace.shelf import Derived, Shelf
+from .key_blocks import in_blocks
 
 __all__ = [
     "PARTS", "Atoms", "Compared", "atoms_of", "compare", "compare_in_time", "equalized", "excess_by_name",
@@ -80,32 +81,41 @@ class Compared:
     """The rank's own time by cause and step."""
 
 
-def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: int) -> list[Atoms]:
+def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: int, shelf: Shelf) -> Sequence[Atoms]:
     """Return the pieces of each rank; `step_starts` are the beginnings of its steps on the common clock."""
     numbers: dict[str, int] = {}
-    raw = [_raw(graph, starts, numbers) for graph, starts in zip(graphs, step_starts, strict=True)]
+    most = 1
+    for graph in graphs:
+        most = max(most, 2 * len(graph.order) + len(graph.host_own_ns))
+        for name in _names_used(graph):
+            numbers.setdefault(graph.events.trace.names[name], len(numbers) + 1)
+    return shelf.keep(
+        _atoms(graph, starts, steps, numbers, most) for graph, starts in zip(graphs, step_starts, strict=True)
+    )
+
+
+def _names_used(graph: RankGraph) -> list[int]:
+    used = np.unique(np.concatenate((graph.events.rows.name, graph.events.rows.operator, graph.events.host.name)))
+    found: list[int] = used[used != NONE].tolist()
+    return found
+
+
+def _atoms(graph: RankGraph, starts: Index, steps: int, numbers: Mapping[str, int], most: int) -> Atoms:
+    """Return the pieces of one rank; no rank has more than `most`."""
+    kind, at, step, name, operator, order, cause, duration, overhead = _raw(graph, starts, numbers)
     names = len(numbers) + 1
-    deepest = 1
-    coded = []
-    for kind, at, step, name, operator, order, cause, duration, overhead in raw:
-        code = ((kind.astype(np.int64) * max(steps, 1) + step) * names + name) * names + operator
-        sort = np.lexsort((order, code))
-        first = np.ones(len(sort), dtype=np.bool_)
-        first[1:] = code[sort][1:] != code[sort][:-1]
-        begins = np.maximum.accumulate(np.where(first, np.arange(len(sort)), 0))
-        ordinal = np.empty(len(sort), dtype=np.int64)
-        ordinal[sort] = np.arange(len(sort)) - begins
-        deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
-        what = (kind.astype(np.int64) * names + name) * names + operator
-        over = overhead.astype(np.bool_)
-        coded.append((kind, at, what, step, _parts(step, order), cause, duration, over, code, ordinal))
-    return [
-        Atoms(
-            kind.astype(np.uint8), at, code * deepest + nth, what, what * deepest + nth, step, part,
-            cause.astype(np.uint8), duration, over,
-        )
-        for kind, at, what, step, part, cause, duration, over, code, nth in coded
-    ]  # fmt: skip
+    code = ((kind * max(steps, 1) + step) * names + name) * names + operator
+    sort = np.lexsort((order, code))
+    first = np.ones(len(sort), dtype=np.bool_)
+    first[1:] = code[sort][1:] != code[sort][:-1]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(sort)), 0))
+    nth = np.empty(len(sort), dtype=np.int64)
+    nth[sort] = np.arange(len(sort)) - begins
+    what = (kind * names + name) * names + operator
+    return Atoms(
+        kind.astype(np.uint8), at, code * most + nth, what, what * most + nth, step, _parts(step, order),
+        cause.astype(np.uint8), duration, overhead.astype(np.bool_),
+    )  # fmt: skip
 
 
 def _parts(step: Index, order: Index) -> Index:
@@ -118,17 +128,15 @@ def _parts(step: Index, order: Index) -> Index:
     return part
 
 
-def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Index, ...]:
+def _raw(graph: RankGraph, starts: Index, numbers: Mapping[str, int]) -> tuple[Index, ...]:
     """Return kind, place, step, name, operator, order, cause, duration and overhead of the pieces of one rank."""
     rows, lane = graph.events.rows, graph.events.host
     known = np.zeros(len(graph.events.trace.names) + 1, dtype=np.int64)
     transfers = np.zeros(len(known), dtype=np.bool_)
-    used = [rows.name, rows.operator, lane.name]
-    for name in np.unique(np.concatenate(used)).tolist():
-        if name != NONE:
-            word = graph.events.trace.names[name]
-            known[name] = numbers.setdefault(word, len(numbers) + 1)
-            transfers[name] = TRANSFER.search(word) is not None
+    for each in _names_used(graph):
+        word = graph.events.trace.names[each]
+        known[each] = numbers[word]
+        transfers[each] = TRANSFER.search(word) is not None
     order = graph.order
     issued = np.where(
         rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
@@ -175,11 +183,12 @@ def compare(
     atoms: Sequence[Atoms],
     peers: Sequence[Sequence[int]],
     steps: int,
+    shelf: Shelf,
     *,
     roles_differ: bool = False,
     with_hosts: bool = False,
     with_own_work: bool = False,
-) -> list[Compared]:
+) -> Sequence[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
     If `roles_differ`, copies on the device are not compared, and Python between launches only `with_hosts` and where
@@ -189,20 +198,26 @@ def compare(
     them, the others' zero is the right measure.
     """
     structural = STRUCTURAL[1:] if with_hosts else STRUCTURAL
-    found: list[Compared | None] = [None] * len(atoms)
-    for group in peers:
-        medians = _medians([atoms[place] for place in group])
-        medians = _where_more([atoms[place] for place in group], medians, steps)
-        shared = _shared([atoms[place] for place in group]) if roles_differ else None
-        for place, median in zip(group, medians, strict=True):
-            mine = atoms[place]
-            if shared is not None:
-                is_common = np.isin(mine.what, shared) | with_own_work
-                counts = mine.is_overhead | ((mine.cause == CauseCode.COMPUTE) & is_common)
-                own = ~mine.is_overhead & (np.isin(mine.cause, structural) | ((median == 0) & ~counts))
-                median = np.where(own, mine.duration_ns, median)
-            found[place] = _over(mine, median, steps)
-    return [each for each in found if each is not None]
+
+    def found() -> Iterator[Compared]:
+        for group in peers:
+            members = Derived(group, atoms.__getitem__)
+            medians = in_blocks(
+                _medians, Derived(members, lambda mine: mine.key), Derived(members, lambda mine: mine.duration_ns)
+            )
+            shortened = _where_more(members, steps)
+            shared = _shared(members) if roles_differ else None
+            for at, mine in enumerate(members):
+                median = medians[at] if shortened is None else shortened(mine, at, medians[at])
+                if shared is not None:
+                    is_common = np.isin(mine.what, shared) | with_own_work
+                    counts = mine.is_overhead | ((mine.cause == CauseCode.COMPUTE) & is_common)
+                    own = ~mine.is_overhead & (np.isin(mine.cause, structural) | ((median == 0) & ~counts))
+                    median = np.where(own, mine.duration_ns, median)
+                yield _over(mine, median, steps)
+
+    kept = shelf.keep(found())
+    return Derived(np.argsort([place for group in peers for place in group]).tolist(), kept.__getitem__)
 
 
 def compare_in_time(atoms: Atoms, steps: int) -> Compared:
@@ -242,44 +257,46 @@ def _sums(slot: Index, values: Index, columns: int) -> Index:
     return found
 
 
-class _Sums(NamedTuple):
-    """One rank's sums by what and step; `key` is equal for the same of a peer."""
+def _where_more(group: Sequence[Atoms], steps: int) -> Callable[[Atoms, int, Index], Index] | None:
+    """Return how a member's medians change, None if they do not: compute it does more often is shortened in proportion.
 
-    key: Index
-    duration_ns: Index
+    The function takes a member, its number and its medians.
+    """
 
+    def kinds(mine: Atoms) -> tuple[Index, Index, Index, Index]:
+        """Return the rank's compute, its kinds by what and step, and the number and count of each."""
+        at = np.flatnonzero((mine.cause == CauseCode.COMPUTE) & (mine.kind == _ROW))
+        key, number, count = np.unique(mine.what[at] * steps + mine.step[at], return_inverse=True, return_counts=True)
+        return at, key, number.reshape(-1), count
 
-def _where_more(group: Sequence[Atoms], medians: list[Index], steps: int) -> list[Index]:
-    """Return the medians, with compute that a rank does more often than its peers shortened in proportion."""
-    chosen = [np.flatnonzero((mine.cause == CauseCode.COMPUTE) & (mine.kind == _ROW)) for mine in group]
-    keys = [mine.what[at] * steps + mine.step[at] for mine, at in zip(group, chosen, strict=True)]
-    unique = [np.unique(key, return_inverse=True, return_counts=True) for key in keys]
-    counts = [_Sums(key, count) for key, _, count in unique]
-    usual = _medians(counts)
-    if all((sums.duration_ns <= median).all() for sums, median in zip(counts, usual, strict=True)):
-        return medians
-    totals = [
-        _Sums(key, np.bincount(number, mine.duration_ns[at], len(key)).astype(np.int64))
-        for (key, number, _), mine, at in zip(unique, group, chosen, strict=True)
-    ]
-    found = []
-    columns = zip(group, medians, chosen, unique, counts, usual, totals, _medians(totals), strict=True)
-    for mine, median, at, (_, number, _), count, often, total, even in columns:
-        ratio = np.minimum(even / np.maximum(total.duration_ns, 1), 1.0)
-        is_more = ((count.duration_ns > often) & (often > 0))[number]
+    keys, counts, totals = [], [], []
+    for mine in group:
+        at, key, number, count = kinds(mine)
+        keys.append(key)
+        counts.append(count)
+        totals.append(np.bincount(number, mine.duration_ns[at], len(key)).astype(np.int64))
+    usual = in_blocks(_medians, keys, counts)
+    if all((count <= often).all() for count, often in zip(counts, usual, strict=True)):
+        return None
+    even = in_blocks(_medians, keys, totals)
+
+    def shortened(mine: Atoms, member: int, median: Index) -> Index:
+        at, _, number, _ = kinds(mine)
+        ratio = np.minimum(even[member] / np.maximum(totals[member], 1), 1.0)
+        is_more = ((counts[member] > usual[member]) & (usual[member] > 0))[number]
         changed = median.copy()
         changed[at[is_more]] = np.rint(mine.duration_ns[at] * ratio[number])[is_more].astype(np.int64)
-        found.append(changed)
-    return found
+        return changed
+
+    return shortened
 
 
-def _medians(group: Sequence[Atoms | _Sums]) -> list[Index]:
+def _medians(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:
     """Return for each rank's pieces the median of the others' durations, absent ones as zero."""
-    members = len(group)
+    members = len(keys)
     if members < 2:
-        return [mine.duration_ns for mine in group]
-    key = np.concatenate([mine.key for mine in group])
-    value = np.concatenate([mine.duration_ns for mine in group])
+        return list(values)
+    key, value = np.concatenate(keys), np.concatenate(values)
     order = np.lexsort((value, key))
     key, value = key[order], value[order]
     first = np.ones(len(key), dtype=np.bool_)
@@ -296,11 +313,10 @@ def _medians(group: Sequence[Atoms | _Sums]) -> list[Index]:
 
     median = np.empty(len(key), dtype=np.int64)
     median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
-    bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
-    return np.split(median, bounds)
+    return np.split(median, np.cumsum([len(its) for its in keys])[:-1])
 
 
-def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:
+def equalized(compared: Compared, causes: Sequence[int] | None, graph: RankGraph) -> RankWeights:
     """Return the durations of a rank with its pieces of `causes` (all of its own: None) as its peers' medians."""
     atoms = compared.atoms
     every = causes is None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.job_graph import JobGraph, ReplayScenario
 from ..graph.replay import play, step_times, walls
+from ..trace.shelf import Derived, Shelf
 from .findings import Incident, JobVerdict, VerdictFinding
 from .imbalance import spread_evenly
 from .links import SlowLink, slow_links
@@ -77,8 +79,8 @@ Index = NDArray[np.int64]
 class _State:
     graph: JobGraph
     bounds: Sequence[Index]
-    compared: list[Compared]
-    single: list[Compared]
+    compared: Sequence[Compared]
+    single: Sequence[Compared]
     """The measure of single steps: `compared`, or the rank's own other steps where no other rank has its role."""
     now: ReplayScenario
     wall_ns: int
@@ -87,6 +89,7 @@ class _State:
     error_ratio: float
     is_uneven: bool
     stops: Stops
+    shelf: Shelf
     mended: set[int] = field(default_factory=set)
     named: dict[int, tuple[CauseCode, ...]] = field(default_factory=dict)
     """By place: the causes fixed so far of a rank that has others too."""
@@ -100,6 +103,7 @@ def judge(
     steps: int,
     error_ratio: float,
     join_step: Index,
+    shelf: Shelf,
     hosts: Sequence[Sequence[int]] = (),
 ) -> JobVerdict:
     """Return the verdict.
@@ -107,18 +111,18 @@ def judge(
     `bounds` are the host points of steps as in `step_times`, `error_ratio` is the replay's, `join_step` the step of
     each collective, and `hosts` the places on each host where hosts are known.
     """
-    compared = compare(atoms, roles, steps)
+    compared = compare(atoms, roles, steps, shelf)
     if len(graph.ranks) < 2 or steps < 1:
         return JobVerdict([], [], ReplayScenario(), compared)
     whole = int(walls(graph, [ReplayScenario()])[0])
-    is_uneven = spread_evenly(graph, atoms, roles, steps, ReplayScenario()) is not None
-    single = list(compared)
-    for place in (role[0] for role in roles if len(role) == 1):
-        single[place] = compare_in_time(atoms[place], steps)
+    is_uneven = spread_evenly(atoms, roles, steps, ReplayScenario(), shelf) is not None
+    alone = {role[0]: compare_in_time(atoms[role[0]], steps) for role in roles if len(role) == 1}
+    single = Derived(range(len(compared)), lambda place: alone[place] if place in alone else compared[place])
     stops = Stops(single, whole, is_uneven=is_uneven)
     state = _State(
-        graph, bounds, compared, single, ReplayScenario(), whole, whole, steps, error_ratio, is_uneven, stops
-    )
+        graph, bounds, compared, single, ReplayScenario(), whole, whole, steps, error_ratio, is_uneven, stops,
+        shelf,
+    )  # fmt: skip
     findings: list[VerdictFinding] = []
     links_tried, uneven_tried = False, not state.is_uneven
     while len(findings) < FINDINGS_MAX:
@@ -178,7 +182,7 @@ def _best_stage(
     everyone = [list(range(len(atoms)))]
     stages = [list(stage) for stage in roles]
     across, with_own = (
-        compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone, with_own_work=own)
+        compare(atoms, everyone, state.steps, state.shelf, roles_differ=True, with_hosts=is_alone, with_own_work=own)
         for own in (False, True)
     )
     best = _best(state, stages, across, stages)
@@ -211,7 +215,7 @@ def _best_host(
 def _best(
     state: _State,
     groups: Sequence[list[int]],
-    compared: list[Compared],
+    compared: Sequence[Compared],
     rows: Sequence[Sequence[int]],
     *,
     kind: str = "stage",
@@ -254,12 +258,12 @@ def _with(
     more = {}
     for place in places:
         some = None if causes is None else (*causes, *state.named.get(place, ()))
-        more[place] = equalized(state.graph.ranks[place], compared[place], some)
-    return replace(state.now, ranks=state.now.ranks | more)
+        more[place] = partial(equalized, compared[place], some)
+    return replace(state.now, ranks={**state.now.ranks, **more})
 
 
 def _named(
-    state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]], kind: str
+    state: _State, places: list[int], compared: Sequence[Compared], rows: Sequence[Sequence[int]], kind: str
 ) -> tuple[VerdictFinding, ReplayScenario] | None:
     """Return the finding and the job without it, if some cause's excess is not chance and its removal saves enough."""
     own, sure, apart_ns = [], {}, 0.0
@@ -379,7 +383,7 @@ def _imbalance(
     state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]]
 ) -> tuple[VerdictFinding, ReplayScenario] | None:
     """Return what an even spread of compute would save, if work is uneven and no rank is slow throughout."""
-    found = spread_evenly(state.graph, atoms, roles, state.steps, state.now)
+    found = spread_evenly(atoms, roles, state.steps, state.now, state.shelf)
     if found is None:
         return None
     scenario, totals = found.scenario, found.totals_ns

@@ -12,6 +12,7 @@ from pacecar.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.analysis.document.report import TraceJob
 from pacecar.analysis.one_rank.one_trace import analyze_trace
 from pacecar.analysis.trace.columns import Trace
+from pacecar.analysis.trace.shelf import Shelf
 
 __all__ = ["analyzed", "modelled"]
 
@@ -19,7 +20,7 @@ __all__ = ["analyzed", "modelled"]
 def modelled(traces: Sequence[Trace]) -> JobModel:
     """Return the causal model of these traces."""
     matching = match(traces, len(traces))
-    model = model_of(traces, matching.groups, matching.events, align_clocks(traces, matching.groups))
+    model = model_of(traces, matching.groups, matching.events, align_clocks(traces, matching.groups), Shelf())
     assert model is not None
     return model
 

@@ -12,10 +12,11 @@ from pacecar.analysis.align.host_clocks import align_clocks
 from pacecar.analysis.all_ranks.model_input import model_of
 from pacecar.analysis.graph.causes import CauseCode
 from pacecar.analysis.graph.job_graph import Joins, ReplayScenario, join_ranks
-from pacecar.analysis.graph.rank_graph import EdgeKind
+from pacecar.analysis.graph.rank_graph import EdgeKind, RankGraph, RankWeights
 from pacecar.analysis.graph.replay import play, walls
 from pacecar.analysis.trace.columns import Trace
 from pacecar.analysis.trace.reader import read_trace
+from pacecar.analysis.trace.shelf import Shelf
 from tests.analysis.models import modelled
 from tests.analysis.trace.traces import trace_file
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Links, Model, simulate
@@ -82,10 +83,11 @@ def test_the_wall_time_is_the_jobs_own() -> None:
 def test_durations_that_are_half_as_long_make_a_job_half_as_long() -> None:
     """All durations are halved and what the hardware needs in between is not."""
     graph = modelled(simulate(Job(Layout(data=3), steps=3, seed=21)).traces()).graph
-    ranks = {
-        place: replace(rank.weights, row_ns=rank.weights.row_ns // 2, host_ns=rank.weights.host_ns // 2)
-        for place, rank in enumerate(graph.ranks)
-    }
+
+    def halved(rank: RankGraph) -> RankWeights:
+        return replace(rank.weights, row_ns=rank.weights.row_ns // 2, host_ns=rank.weights.host_ns // 2)
+
+    ranks = dict.fromkeys(range(3), halved)
     now, then = walls(graph, [ReplayScenario(), ReplayScenario(ranks, graph.wire_ns // 2)])
     assert then == pytest.approx(now / 2, rel=0.03)
 
@@ -143,9 +145,10 @@ def test_a_rank_that_receives_waits_for_its_sender_though_its_clock_is_off() -> 
     ]
     saved = []
     for corrections in (clocks.corrections, off):
-        model = model_of(traces, matching.groups, matching.events, replace(clocks, corrections=corrections))
+        model = model_of(traces, matching.groups, matching.events, replace(clocks, corrections=corrections), Shelf())
         assert model is not None
         faster = replace(model.graph.ranks[1].weights, row_ns=model.graph.ranks[1].weights.row_ns // 2)
-        before, after = walls(model.graph, [ReplayScenario(), ReplayScenario({1: faster})]).tolist()
+        scenario = ReplayScenario({1: lambda _, faster=faster: faster})
+        before, after = walls(model.graph, [ReplayScenario(), scenario]).tolist()
         saved.append((before - after) / 1e6)
     assert saved[1] == pytest.approx(saved[0], rel=0.15), "a quarter, if a receiver could leave before its sender comes"
