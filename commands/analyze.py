@@ -61,6 +61,7 @@ class AnalyzeOptions:
     tables: tuple[str, ...] = ()
     by: Literal["total", "exposed", "critical"] = "total"
     csv: Path | None = None
+    parquet: Path | None = None
     html: Path | None = None
     step: int | None = None
     engine: Literal["local", "dask"] = "local"
@@ -157,6 +158,10 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
         from pacecar.analysis.output.page.page import write_page
 
         outputs.append((options.html, lambda path: write_page(analysis, path, options.step)))
+    if options.parquet is not None:
+        from pacecar.analysis.output.parquet_tables import write_parquet
+
+        outputs.append((options.parquet, lambda path: write_parquet(analysis, path)))
     for path, write in outputs:
         try:
             write(path)
@@ -195,7 +200,8 @@ def _read(options: AnalyzeOptions, paths: Sequence[TracePlace], window: Window) 
     inspector = read_inspector(find_inspector_files(path for path in paths if isinstance(path, Path) and path.is_dir()))
     missing = [TraceWarning("not_found", message) for message in found.errors]
     unread = [TraceWarning("inspector", note) for note in inspector.notes]
-    draws = any((options.perfetto, options.picture, options.html, options.tables, options.csv, options.compare))
+    draws = any((options.perfetto, options.picture, options.html, options.parquet, options.tables, options.csv))
+    draws = draws or options.compare is not None
     if not found.files and inspector.rows and not draws:
         _complain_of(unread)
         return Analysis(TraceDocument(traces=[], communicators=[*inspector.rows], warnings=unread), ())
@@ -211,8 +217,8 @@ def _read(options: AnalyzeOptions, paths: Sequence[TracePlace], window: Window) 
         jobs=options.jobs,
         cache=options.cache,
         version=__version__,
-        keeps_tables=any((options.perfetto, options.picture, options.html)),
-        makes_tables=any((options.tables, options.csv, options.compare, options.html)),
+        keeps_tables=any((options.perfetto, options.picture, options.html, options.parquet)),
+        makes_tables=any((options.tables, options.csv, options.compare, options.html, options.parquet)),
         compares_ranks=options.compare is None,
     )
     with _progress(options.is_quiet, sys.stderr) as progress:

@@ -52,7 +52,8 @@ TRACE_ATTEMPTS = 3
 """Attempts to request a trace if all ranks had passed its steps before they received the request."""
 
 OPTIONS_OF_TRACES = (
-    "cache", "csv", "dask_address", "html", "jobs", "perfetto", "picture", "ranks", "step", "steps", "tables", "window",
+    "cache", "csv", "dask_address", "html", "jobs", "parquet", "perfetto", "picture", "ranks", "step", "steps",
+    "tables", "window",
 )  # fmt: skip
 """Options of `pacecar analyze` that mean nothing for flight recorder dumps."""
 
@@ -189,6 +190,12 @@ class _Place(click.Path):
     help="The time by which kernels and operators are sorted.",
 )
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write all tables, and the rows of the traces, as Parquet.",
+)
 @click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
 @click.option(
     "--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one or more ranks."
@@ -209,12 +216,15 @@ def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: AN
     if options["hang"] is not None and any(options[name] for name in OPTIONS_OF_TRACES):
         raise click.UsageError("--hang reads no traces: it goes only with --json")
     outputs = [options[name] for name in ("picture", "perfetto", "html")]
-    if is_stdout(options["csv"]):
-        raise click.UsageError("--csv writes a folder of files: - is not one")
+    for name in ("csv", "parquet"):
+        if is_stdout(options[name]):
+            raise click.UsageError(f"--{name} writes a folder of files: - is not one")
     if sum(map(is_stdout, outputs)) + options["as_json"] > 1 and any(map(is_stdout, outputs)):
         raise click.UsageError("standard output takes one of --json, --perfetto -, --picture - and --html -")
-    if options["compare"] is not None and (options["picture"] or options["perfetto"] or options["html"]):
-        raise click.UsageError("--compare does not draw or write: leave out --picture, --html and --perfetto")
+    if options["compare"] is not None and any(options[name] for name in ("picture", "perfetto", "html", "parquet")):
+        raise click.UsageError(
+            "--compare does not draw or write: leave out --picture, --html, --perfetto and --parquet"
+        )
     if options["step"] is not None and not (options["picture"] or options["html"]):
         raise click.UsageError("--step is the step to draw: it needs --picture or --html (--steps selects steps)")
     if (options["engine"] == "dask") != (options["dask_address"] is not None):
@@ -233,6 +243,8 @@ def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: AN
     _need("numpy", "the analysis calculates with numpy", "analyze")
     if not options["as_json"]:
         _need("rich", "the tables are drawn with rich (--json works without)", "analyze")
+    if options["parquet"] is not None:
+        _need("pyarrow", "Parquet is written with pyarrow", "parquet")
     from .analyze import AnalyzeOptions, run_analyze
 
     sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))

@@ -29,6 +29,7 @@ from pacecar.ledger.attribution import Work
 from pacecar.ledger.classification import collective_operation
 
 from ..trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
+from ..trace.steps import step_numbers
 from .message_batches import BATCH, POINT_TO_POINT, batched_calls
 from .sequence_alignment import CallSequence, align
 
@@ -328,7 +329,7 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
         operation=np.array([operations.setdefault(name, len(operations)) for name in names], dtype=np.int64),
         bytes=np.array(sizes, dtype=np.int64),
         sequence=np.array([_sequence(meta) for meta in metas], dtype=np.int64),
-        step=np.where(is_left_over, NONE, _steps(trace, events.issue_ns[rows])),
+        step=np.where(is_left_over, NONE, step_numbers(trace, events.issue_ns[rows])),
         row=rows,
     )
 
@@ -336,18 +337,6 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
 def _sequence(meta: CollectiveColumns) -> int:
     """Return sequence numbers that all ranks agree on; each rank numbers its own sends and receives."""
     return NONE if meta.sequence is None or meta.operation in POINT_TO_POINT else meta.sequence
-
-
-def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the step in which each row was issued, NONE outside all marks."""
-    if not trace.steps:
-        return np.full(len(issue_ns), NONE, dtype=np.int64)
-    start = np.array([mark.start_ns for mark in trace.steps], dtype=np.int64)
-    end = np.array([mark.end_ns for mark in trace.steps], dtype=np.int64)
-    number = np.array([mark.number for mark in trace.steps], dtype=np.int64)
-    at = np.searchsorted(start, issue_ns, side="right") - 1
-    steps: NDArray[np.int64] = np.where((at >= 0) & (issue_ns < end[at]), number[at], NONE)
-    return steps
 
 
 def _agreed(columns: Sequence[tuple[Events, NDArray[np.int64]]], at: int) -> CollectiveColumns:

@@ -7,7 +7,8 @@ and ranks are combined in the order of the files.
 
 A file that cannot be read, or whose process dies, is left out with a warning.
 
-Bounds: `TABLES_BYTES_MAX` for the columns that are kept to compare ranks; one file's columns for each process.
+Bounds: `TABLES_BYTES_MAX` for the columns that are kept to compare ranks, in a file beyond the first of them; one
+file's columns for each process.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "Options", "Progress", "analyze", "analyze_files"]
 
-TABLES_BYTES_MAX = 4 * 2**30
-"""The most bytes of columns kept to compare ranks, as `_tasks` estimates them; 128 ranks of a million events fit."""
+TABLES_BYTES_MAX = 32 * 2**30
+"""The most bytes of columns kept to compare ranks, as `_tasks` estimates them: 10 000 ranks of 20 000 events fit.  Most
+lie in a file (`trace.shelf`)."""
 
 PARALLEL_BYTES_MIN = 128 * 2**20
 """With fewer bytes of JSON, starting processes costs more than it saves: a third of a second, at 200 MB/s."""

@@ -53,6 +53,7 @@ __all__ = [
     "STEP_PREFIX",
     "Step",
     "rows_of_hta",
+    "step_numbers",
     "step_windows",
     "steps_of",
 ]
@@ -171,3 +172,15 @@ def rows_of_hta(trace: Trace) -> NDArray[np.bool_]:
     launch = trace.device.launch_ns
     kept: NDArray[np.bool_] = (launch != NONE) & (launch < last)
     return kept
+
+
+def step_numbers(trace: Trace, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of the mark in which each time lies, NONE outside all marks."""
+    if not trace.steps:
+        return np.full(len(times), NONE, dtype=np.int64)
+    start = np.array([mark.start_ns for mark in trace.steps], dtype=np.int64)
+    end = np.array([mark.end_ns for mark in trace.steps], dtype=np.int64)
+    number = np.array([mark.number for mark in trace.steps], dtype=np.int64)
+    at = np.searchsorted(start, times, side="right") - 1
+    steps: NDArray[np.int64] = np.where((at >= 0) & (times < end[at]), number[at], NONE)
+    return steps
