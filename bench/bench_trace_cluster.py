@@ -44,6 +44,7 @@ class Spent(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="the traces, made if there are none")
+    parser.add_argument("--upload", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 512, 2000])
     args = parser.parse_args(words)
     args.folder.mkdir(exist_ok=True)
@@ -54,14 +55,17 @@ def main(words: Sequence[str] | None = None) -> None:
     paths = sorted(args.folder.iterdir(), key=lambda path: (len(path.name), path.name))
     if len(paths) < max(args.ranks):
         raise SystemExit(f"{args.folder} has the traces of {len(paths)} ranks only")
-    measure(paths, sorted(args.ranks))
+    if args.upload:
+        upload(paths, args.ranks, args.upload)
+    else:
+        measure(paths, sorted(args.ranks))
 
 
 def measure(paths: Sequence[Path], counts: Sequence[int]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # A process of its own: a child inherits its parent's peak memory.
+    # Processes of their own: a child inherits its parent's peak memory.
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -71,7 +75,8 @@ def measure(paths: Sequence[Path], counts: Sequence[int]) -> None:
     store = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     os.environ.update(store, FSSPEC_S3_ENDPOINT_URL=endpoint)
     try:
-        upload(paths, counts, endpoint)
+        words = ["--folder", str(paths[0].parent), "--upload", endpoint, "--ranks", *map(str, counts)]
+        subprocess.run([sys.executable, __file__, *words], check=True)
         for count in counts:
             one(paths[:count], f"s3://{BUCKET}{count}/", is_compared=count == counts[0])
     finally:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import plural
 
-from .shared_options import config_option, fail, load, print_json
+from .shared_options import complain, config_option, fail, load, need_analysis, print_json
 
 if TYPE_CHECKING:
     from pacecar.records import Answer
@@ -114,13 +115,23 @@ def dump(name: str, directory: Path | None, **options: Any) -> None:  # noqa: AN
 @job.command()
 @click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="Number of steps to trace.")
 @click.option("--stacks", is_flag=True, help="Also record Python stacks; the steps become much slower.")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where.  [default: the job's run folder]")
+@click.option("--directory", metavar="FOLDER|URL", help="Where.  [default: the job's run folder]")
+@click.option("--analyze", "is_analyzed", is_flag=True, help="Then show what `pacecar analyze` says of the traces.")
 @_options
-def trace(name: str, steps: int, stacks: bool, directory: Path | None, **options: Any) -> None:  # noqa: ANN401
-    """Trace the same next steps on all ranks; print where each rank's host has its file."""
+def trace(
+    name: str,
+    steps: int,
+    stacks: bool,
+    directory: str | None,
+    is_analyzed: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Trace the same next steps on all ranks; print where each rank's host, or the store, has its file."""
     given: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
+    if is_analyzed:
+        need_analysis(as_json=options["as_json"])
     if directory is not None:
-        given["directory"] = str(directory.absolute())
+        given["directory"] = directory if "://" in directory else str(Path(directory).absolute())
     answers, final = _ask(name, "trace", given, options)
     from .job_text import absent_lines, job_document
 
@@ -129,12 +140,34 @@ def trace(name: str, steps: int, stacks: bool, directory: Path | None, **options
         click.echo(line, err=True)
     click.echo(clean(final.detail), err=True)
     files = [(reply.rank, reply.host, reply.detail) for reply in document.replies if reply.state == "done"]
+    if is_analyzed:
+        code = _analyze([(host, file) for _, host, file in files], as_json=options["as_json"])
+        sys.exit(code if document.is_whole else 1)
     if options["as_json"]:
         print_json([{"rank": rank, "host": host, "file": file} for rank, host, file in files])
     else:
         for _, host, file in files:
-            click.echo(clean(f"{host}:{file}"))
+            click.echo(clean(file if "://" in file else f"{host}:{file}"))
     sys.exit(0 if document.is_whole else 1)
+
+
+def _analyze(files: list[tuple[str, str]], *, as_json: bool) -> int:
+    """Analyze the files (host and path) that are here or in a store, and return the exit code."""
+    from pacecar.analysis.trace.decoding.remote_file import place_of
+
+    from .analyze import AnalyzeOptions, run_analyze
+
+    elsewhere = [(host, file) for host, file in files if "://" not in file and not Path(file).exists()]
+    here = [file for host, file in files if (host, file) not in elsewhere]
+    if elsewhere:
+        complain(
+            f"{len(elsewhere)} of {plural(len(files), 'trace')} are on other hosts"
+            f" ({clean(':'.join(elsewhere[0]))}): --directory names a folder that all hosts share, or a URL"
+        )
+    if not here:
+        return 1
+    code = run_analyze(AnalyzeOptions(paths=tuple(map(place_of, here)), as_json=as_json))
+    return 1 if elsewhere else code
 
 
 @job.command()

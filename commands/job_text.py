@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.formatting.ledger_headings import heading_words
 from pacecar.formatting.plain_text import clean, clean_values
 from pacecar.formatting.quantities import DASH, duration, percent, plural
 from pacecar.formatting.tables import TextColumn, table_lines
 from pacecar.knobs import setting
 from pacecar.records import Answer, HangVerdict, JobLedger, Straggler, TunerStatus
-from pacecar.records.job_orders import JobAnswer, RankReply
+from pacecar.records.job_orders import AttemptSoFar, JobAnswer, RankReply
+
+from .report.formatting import elapsed
 
 __all__ = ["JobDocument", "absent_lines", "hang_lines", "job_document", "lines"]
 
@@ -20,6 +23,9 @@ RANKS_NAMED_MAX = 32
 """Ranks that are named one by one; of more, the first."""
 
 HOSTS_SHOWN_MAX = 64
+
+SHARE_MIN = 0.005
+"""Smaller shares of an attempt's time are left out."""
 
 SILENT_NS = 5 * NS_PER_SECOND
 """No step for so long is worth a word."""
@@ -39,6 +45,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     late: Sequence[Straggler] = ()
     hang: HangVerdict | None = None
     tuner: TunerStatus | None = None
+    attempt: AttemptSoFar | None = None
     problem: str | None = None
 
     @property
@@ -65,6 +72,7 @@ def job_document(final: Answer, answers: Iterable[JobAnswer]) -> JobDocument:
         late=next((one.late for one in news if one.late), ()),
         hang=next((one.hang for one in news if one.hang is not None), None),
         tuner=next((one.tuner for one in news if one.tuner is not None), None),
+        attempt=next((one.attempt for one in news if one.attempt is not None), None),
         problem=problem,
     )
 
@@ -82,6 +90,8 @@ def lines(document: JobDocument, *, width: int = 80) -> Iterator[str]:
         cost = duration(late.excess_ns)
         yield f"  {who} is late since step {late.since_step}: {late.cause} costs {cost} a step ({late.evidence})"
     yield from absent_lines(document)
+    if document.attempt is not None:
+        yield f"  {_attempt(document.attempt)}"
     if document.ledger is not None:
         yield f"  {_ledger(document.ledger)}"
     elif document.world_size not in (None, 1) and answering:
@@ -124,6 +134,19 @@ def absent_lines(document: JobDocument) -> Iterator[str]:
         yield f"  and {len(absent) - RANKS_NAMED_MAX} more that do not answer"
     if document.lost:
         yield f"  the replies of {plural(len(document.lost), 'rank')} from {document.lost[0]} on were lost: ask again"
+
+
+def _attempt(attempt: AttemptSoFar) -> str:
+    """Return how old the attempt is, and what its time was spent in, the productive part first."""
+    number = "" if attempt.attempt is None else f"attempt {attempt.attempt}, "
+    others = sorted(attempt.headings_ns.items(), key=lambda item: (item[0] != "productive", -item[1]))
+    shares = [(heading_words(name), length / attempt.wall_ns) for name, length in others if attempt.wall_ns]
+    said = ", ".join(f"{words} {percent(share)}" for words, share in shares if share >= SHARE_MIN) or DASH
+    at = "" if attempt.global_step is None else f"; step {attempt.global_step} of the training"
+    saved = (
+        "" if attempt.unsaved_steps is None else f"; {plural(attempt.unsaved_steps, 'step')} since the last checkpoint"
+    )
+    return f"{number}{elapsed(attempt.wall_ns)} old: {said}{at}{saved}"
 
 
 def _ledger(ledger: JobLedger) -> str:

@@ -34,7 +34,7 @@ from .knobs import knobs
 from .preflight.command import preflight
 from .report.command import report
 from .run import run
-from .shared_options import config_option, print_json
+from .shared_options import config_option, need, need_analysis, print_json
 from .shared_options import fail as _fail
 from .shared_options import load as _load
 from .top.command import top
@@ -141,8 +141,8 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     """Train a small language model here, with daemon, hook and tuner, and report what tuning brought."""
     if options["steps"] is not None and options["seconds"] is not None:
         raise click.UsageError("give --steps or --seconds, not both")
-    _need("torch", "the demo trains a model with PyTorch", "torch")
-    _need("rich", "the demo shows its progress with rich", "demo")
+    need("torch", "the demo trains a model with PyTorch", "torch")
+    need("rich", "the demo shows its progress with rich", "demo")
     from .demo.processes import DemoOptions
     from .demo.run_demo import run_demo
 
@@ -240,11 +240,9 @@ def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: AN
         raise click.UsageError("--compare has its own tables, down to kernels and operators: leave out --tables")
     # Importing numpy starts OpenBLAS threads, which spin; nothing here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _need("numpy", "the analysis calculates with numpy", "analyze")
-    if not options["as_json"]:
-        _need("rich", "the tables are drawn with rich (--json works without)", "analyze")
+    need_analysis(as_json=options["as_json"])
     if options["parquet"] is not None:
-        _need("pyarrow", "Parquet is written with pyarrow", "parquet")
+        need("pyarrow", "Parquet is written with pyarrow", "parquet")
     from .analyze import AnalyzeOptions, run_analyze
 
     sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))
@@ -402,20 +400,12 @@ def main() -> NoReturn:
 
 
 def _analyze(files: list[str]) -> None:
-    _need("numpy", "the analysis calculates with numpy (--no-analysis works without)", "analyze")
-    _need("rich", "the tables are drawn with rich (--no-analysis works without)", "analyze")
+    need_analysis(as_json=False, otherwise=" (--no-analysis works without)")
     from .analyze import AnalyzeOptions, run_analyze
 
     code = run_analyze(AnalyzeOptions(paths=tuple(Path(file) for file in files)))
     if code:
         sys.exit(code)
-
-
-def _need(module: str, why: str, extra: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        _fail(f"{why}, and {module} is not installed: pip install 'pacecar[{extra}]'")
 
 
 def _log_to_stderr(level: str) -> None:

@@ -13,7 +13,7 @@ from pacecar.formatting.plain_text import clean
 if TYPE_CHECKING:
     from pacecar.config import Config
 
-__all__ = ["complain", "config_option", "fail", "load", "print_json"]
+__all__ = ["complain", "config_option", "fail", "load", "need", "need_analysis", "print_json"]
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
@@ -41,6 +41,21 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
     """Print `message` on stderr and exit."""
     complain(message)
     sys.exit(code)
+
+
+def need(module: str, why: str, extra: str) -> None:
+    """Exit, with what to install, unless `module` can be imported."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        fail(f"{why}, and {module} is not installed: pip install 'pacecar[{extra}]'")
+
+
+def need_analysis(*, as_json: bool, otherwise: str = "") -> None:
+    """Exit unless traces can be analyzed here; `otherwise` says what works without that."""
+    need("numpy", f"the analysis calculates with numpy{otherwise}", "analyze")
+    if not as_json:
+        need("rich", f"the tables are drawn with rich{otherwise or ' (--json works without)'}", "analyze")
 
 
 def print_json(value: object) -> None:

@@ -26,8 +26,8 @@ __all__ = ["Derived", "Shelf", "ShelfError"]
 T = TypeVar("T")
 U = TypeVar("U")
 
-ROOM_BYTES = 2**29
-"""Columns kept in memory before the file is begun: those of some 150 ranks of 20 000 events."""
+ROOM_BYTES = 2**28
+"""Columns kept in memory before the file is begun: those of some 80 ranks of 20 000 events."""
 
 ARRAY_BYTES_MIN = 4096
 """Smaller arrays stay in memory."""

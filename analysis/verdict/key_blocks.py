@@ -15,7 +15,7 @@ __all__ = ["in_blocks"]
 
 Index = NDArray[np.int64]
 
-PIECES_MAX = 2**22
+PIECES_MAX = 2**21
 """The most pieces of all ranks at a time; sorting them takes some 100 bytes each."""
 
 SAMPLED = 64

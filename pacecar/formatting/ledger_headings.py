@@ -8,7 +8,10 @@ from __future__ import annotations
 from pacecar.records import LEDGER_HEADINGS, Cause
 from pacecar.records.measurements.what_if import AT_MOST
 
-__all__ = ["CAUSE_WORDS", "HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "UNCALIBRATED_WORDS"]
+__all__ = [
+    "CAUSE_WORDS", "HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "UNCALIBRATED_WORDS",
+    "heading_words",
+]  # fmt: skip
 
 HEADING_WORDS = {
     "compute": "compute",
@@ -72,3 +75,8 @@ UNCALIBRATED_WORDS = {
     "profiler": "the script's own profiler is on, and only one can run",
 }
 """Why most of a ledger is unknown."""
+
+
+def heading_words(heading: str) -> str:
+    """Return the words of a heading of `pacecar.ledger.attempts`."""
+    return heading.replace("start_up_", "start-up: ").replace("start_up", "start-up").replace("_", " ")

@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from pacecar.records.commands import TunerReport
 from pacecar.records.hangs import HangVerdict
-from pacecar.records.ranges import Arguments, Count, Label, Nanoseconds, Rank, Text, Uid, WorldSize
+from pacecar.records.ranges import ENTRIES_MAX, Arguments, Count, Label, Nanoseconds, Rank, Text, Uid, WorldSize
 from pacecar.records.records import JobLedger, Knobs, Straggler, TunerStatus
 
-__all__ = ["ALL_RANKS", "REPLIES_MAX", "JobAnswer", "JobNews", "JobOrder", "RankReply"]
+__all__ = ["ALL_RANKS", "REPLIES_MAX", "AttemptSoFar", "JobAnswer", "JobNews", "JobOrder", "RankReply"]
 
 ALL_RANKS = "job"
 """The action of a request that one rank passes on to all."""
@@ -47,6 +47,21 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     rank_uid: Uid
 
 
+class AttemptSoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this attempt's time went since its first process began, as its first rank measured it.
+
+    `headings_ns` are those of `pacecar.ledger.attempts` and sum to `wall_ns`; what stragglers, hangs and trials cost is
+    in others.  `unsaved_steps` are in no checkpoint yet; None: no checkpoint was seen.  `global_step` counts the whole
+    training.
+    """
+
+    attempt: Count | None
+    wall_ns: Nanoseconds
+    headings_ns: Annotated[dict[Label, Nanoseconds], Meta(max_length=ENTRIES_MAX)]
+    global_step: Count | None = None
+    unsaved_steps: Count | None = None
+
+
 class JobNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank knows of the whole job: its latest records.  Most are made on rank 0, verdicts by who judged."""
 
@@ -54,6 +69,7 @@ class JobNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late: Annotated[tuple[Straggler, ...], Meta(max_length=LATE_MAX)] = ()
     hang: HangVerdict | None = None
     tuner: TunerStatus | None = None
+    attempt: AttemptSoFar | None = None
 
 
 class RankReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

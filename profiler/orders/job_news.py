@@ -1,4 +1,4 @@
-"""Keeps the latest records about the whole job that this rank makes: ledger, late ranks, hang, tuner.
+"""Keeps the latest records about the whole job that this rank makes: ledger, late ranks, hang, tuner, its attempt.
 
 A `RecordSink`, which costs a dictionary access per record.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from pacecar.records import HangVerdict, JobLedger, JobRecord, Straggler, TunerStatus
-from pacecar.records.job_orders import LATE_MAX, JobNews
+from pacecar.clock import Clock
+from pacecar.ledger.attempts import Attempt, charge
+from pacecar.records import HangVerdict, JobHello, JobLedger, JobRecord, StepRecord, Straggler, TunerStatus
+from pacecar.records.job_orders import LATE_MAX, AttemptSoFar, JobNews
+from pacecar.records.measurements.attempt_rows import row_between
 
 from .two_looks import EVIDENCE_CHARACTERS_MAX, for_a_frame
 
@@ -20,7 +23,10 @@ class LatestNews:
 
     dropped = 0
 
-    def __init__(self) -> None:
+    def __init__(self, hello: JobHello, clock: Clock) -> None:
+        self._hello = hello
+        self._clock = clock
+        self._first: StepRecord | None = None
         self._latest: dict[type, JobRecord] = {}
         self._late: dict[tuple[object, object], Straggler] = {}
 
@@ -29,6 +35,9 @@ class LatestNews:
         kind = type(record)
         if kind in (JobLedger, HangVerdict, TunerStatus):
             self._latest[kind] = record
+        elif isinstance(record, StepRecord):
+            self._latest[kind] = record
+            self._first = self._first or record
         elif isinstance(record, Straggler):
             late = {key: one for key, one in self._late.items() if key != (record.late_rank, record.cause)}
             if not record.ended:
@@ -47,8 +56,35 @@ class LatestNews:
             late=tuple(_cut(late) for late in [*self._late.values()][-LATE_MAX:]),
             hang=for_a_frame(hang) if isinstance(hang, HangVerdict) and not is_over else None,
             tuner=tuner if isinstance(tuner, TunerStatus) else None,
+            attempt=self._attempt() if self._hello.rank == 0 else None,
         )
         return None if found == JobNews() else found
+
+    def _attempt(self) -> AttemptSoFar | None:
+        """Return where the time of this attempt went; None before its first step has a record."""
+        hello, first, last = self._hello, self._first, self._latest.get(StepRecord)
+        if first is None or not isinstance(last, StepRecord):
+            return None
+        life = charge(
+            [
+                Attempt(
+                    began_ns=hello.process_wall_ns or hello.started_wall_ns,
+                    rows=[row for row in (row_between(None, first), row_between(first, last)) if row is not None],
+                    ended_ns=self._clock.wall_ns(),
+                    rendezvous_ns=hello.rendezvous_wall_ns,
+                    is_failed=False,
+                )
+            ]
+        )
+        if life is None:
+            return None
+        return AttemptSoFar(
+            attempt=hello.attempt,
+            wall_ns=life.wall_ns,
+            headings_ns={heading: length for heading, length in life.headings_ns.items() if length},
+            global_step=last.global_step,
+            unsaved_steps=None if last.saved_steps is None else max(0, last.total_steps - last.saved_steps),
+        )
 
 
 def _cut(late: Straggler) -> Straggler:

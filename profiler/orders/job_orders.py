@@ -120,7 +120,7 @@ class JobOrders:
         charge: Callable[[int], None],
         run_dir: str | None = None,
     ) -> None:
-        self.news = LatestNews()
+        self.news = LatestNews(hello, clock)
         """Takes this rank's records."""
         self._hello = hello
         self._state = state

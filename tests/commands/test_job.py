@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from pathlib import Path
@@ -15,8 +16,9 @@ from pacecar.commands.daemon_client import AskError, ask_job
 from pacecar.commands.job_text import job_document, lines
 from pacecar.commands.main import cli
 from pacecar.records import Answer, Cause, JobLedger, Knobs, Straggler
-from pacecar.records.job_orders import JobAnswer, JobNews, RankReply
+from pacecar.records.job_orders import AttemptSoFar, JobAnswer, JobNews, RankReply
 from pacecar.wire import decode_frame, encode_frame
+from tests.analysis.tracefiles import write_trace
 
 CONNECTIONS = 3
 """Each rank once, and one of them again."""
@@ -51,7 +53,11 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
         job="j", late_rank=3, cause=Cause.DATA_WAIT, phase="data_wait", since_step=4, step=9, wall_ns=1,
         excess_ns=12_000_000, evidence="of 8 ranges",
     )  # fmt: skip
-    news = JobNews(ledger=ledger, late=(late,))
+    attempt = AttemptSoFar(
+        attempt=2, wall_ns=600 * 10**9, global_step=4209, unsaved_steps=7,
+        headings_ns={"start_up_preparation": 30 * 10**9, "productive": 540 * 10**9, "data_wait": 30 * 10**9},
+    )  # fmt: skip
+    news = JobNews(ledger=ledger, late=(late,), attempt=attempt)
     here = RankReply(rank=0, host="n0", step=9, pace_ns=50_000_000, knobs=Knobs(2, {"micro_batch": 8}), news=news)
     silent = RankReply(
         rank=1, host="10.0.0.1", state="silent", silent_ns=7_200_000_000, detail="no answer within 0.4 s"
@@ -64,6 +70,8 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
         "  rank 3 is late since step 4: data_wait costs 12.00 ms a step (of 8 ranges)",
         "  rank 1 (10.0.0.1): last heard from 7.2 s ago: no answer within 0.4 s",
         "  the replies of 1 rank from 2 on were lost: ask again",
+        "  attempt 2, 10 min 0 s old: productive 90.0 %, start-up: preparation 5.0 %, data wait 5.0 %; step 4209 of the"
+        " training; 7 steps since the last checkpoint",
         "  pace 50.00 ms (median 48.00 ms); time of all ranks: backward 60.0 %, forward 40.0 %",
         "  knobs on 1 rank from 3 on: micro_batch 4",
         "  knobs on 1 rank from 0 on: micro_batch 8",
@@ -72,6 +80,35 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
         "n0                        0                     9   50.00 ms",
         "n1                        3                    10          -  without a daemon",
     ]
+
+
+def test_traces_that_are_here_are_analyzed_at_once_and_others_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write_trace(tmp_path / f"rank{rank}.json", "cccAA", rank=rank) for rank in (0, 1)]
+    given: list[Any] = []
+
+    def ask(wanted: list[str], files: list[str]) -> tuple[int, str, str]:
+        replies = [RankReply(rank=rank, host=f"n{rank}", detail=file) for rank, file in enumerate(files)]
+        said = [*answers(replies, len(files)), DONE]
+        monkeypatch.setattr(daemon_client, "ask_job", lambda *words: given.append(words[3]) or iter(said))
+        ran = CliRunner().invoke(cli, ["job", "trace", *wanted])
+        return ran.exit_code, ran.stdout, ran.stderr
+
+    code, printed, _ = ask(["--analyze", "--json"], [*map(str, paths)])
+    assert code == 0
+    assert [trace["rank"] for trace in json.loads(printed)["traces"]] == [0, 1]
+    code, printed, _ = ask(["--analyze", "--directory", f"file://{tmp_path}"], [f"file://{path}" for path in paths])
+    assert code == 0
+    assert "2 of 2 ranks" in printed
+    assert given[-1]["directory"] == f"file://{tmp_path}"
+    code, printed, said = ask(["--analyze", "--json"], [str(paths[0]), "/there/rank1.json"])
+    assert code == 1
+    assert "1 of 2 traces are on other hosts (n1:/there/rank1.json): --directory names a folder that all" in said
+    assert len(json.loads(printed)["traces"]) == 1
+    code, printed, _ = ask(["--directory", "here"], ["/there/a.json", "s3://bucket/b.json"])
+    assert (code, printed) == (0, "n0:/there/a.json\ns3://bucket/b.json\n")
+    assert given[-1]["directory"] == str(Path("here").absolute())
 
 
 def test_each_host_has_a_line_with_its_ranks() -> None:

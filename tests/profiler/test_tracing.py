@@ -1,6 +1,7 @@
 """A trace on demand: the steps that were asked for and no others, and never a second profiler beside the job's own."""
 
 import gzip
+import importlib.util
 import json
 import logging
 import os
@@ -127,6 +128,34 @@ def test_a_file_that_cannot_be_written_is_said_and_the_job_goes_on(job, tmp_path
     assert state == "refused"
     assert "gone" in detail
     assert job.marks[-1][1] is False
+
+
+def test_a_trace_goes_to_a_url_and_stays_here_if_the_store_does_not_take_it(job, tmp_path):
+    """`file://` and `memory://` are stores of fsspec as any other."""
+    store = tmp_path / "store"
+    store.mkdir()
+    job.ask(steps=1, directory=f"file://{store}/")
+    job.run(1)
+    state, url = job.written()
+    assert (state, url) == ("done", f"file://{store}/trace-a_job_1-step40-rank2.json.gz")
+    (name,) = os.listdir(store)
+    assert marks_of(store / name) == ["ProfilerStep#40"]
+    assert os.listdir(tmp_path) == ["store"], "the copy here is gone"
+    job.ask(steps=1, directory="nowhere://bucket/run")
+    job.run(1)
+    state, why = job.written()
+    assert state == "refused"
+    kept = tmp_path / "trace-a_job_1-step41-rank2.json.gz"
+    assert why.startswith("nowhere://bucket/run/trace-a_job_1-step41-rank2.json.gz: Protocol not known")
+    assert why.endswith(f"; the trace stays at {kept}")
+    assert marks_of(kept) == ["ProfilerStep#41"]
+
+
+def test_without_fsspec_a_url_is_refused_before_anything_is_traced(job, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MessageRefusal, match=r"needs fsspec in the job: pip install 'pacecar\[remote\]'"):
+        job.ask(steps=1, directory="s3://bucket/run")
+    assert job.marks == []
 
 
 def test_a_folder_that_all_may_make_is_used_only_if_it_is_ours(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pacecar.formatting.dates import second_text
+from pacecar.formatting.ledger_headings import heading_words
 from pacecar.formatting.quantities import percent
 from pacecar.formatting.tables import Table, table_of_rows
 from pacecar.ledger.attempts import GOOGLE_NAMES, LIFE_HEADINGS, AttemptCharge, JobLife
@@ -29,7 +30,7 @@ def life_table(report: Report) -> Table | None:
     if life is None:
         return None
     rows = [
-        (_words(heading), what, elapsed(life.headings_ns[heading]), _share(life.headings_ns[heading], life))
+        (heading_words(heading), what, elapsed(life.headings_ns[heading]), _share(life.headings_ns[heading], life))
         for heading, what in LIFE_HEADINGS.items()
         if life.headings_ns[heading]
     ]
@@ -49,7 +50,12 @@ def google_table(report: Report) -> Table | None:
     if life is None:
         return None
     rows = [
-        (name, ", ".join(map(_words, headings)), elapsed(life.google_ns[name]), _share(life.google_ns[name], life))
+        (
+            name,
+            ", ".join(map(heading_words, headings)),
+            elapsed(life.google_ns[name]),
+            _share(life.google_ns[name], life),
+        )
         for name, headings in GOOGLE_NAMES.items()
     ]
     head = ("", "headings here", "time", "share")
@@ -95,14 +101,10 @@ def intervals_table(report: Report) -> Table | None:
     for one in life.intervals:
         rest = sorted(((ns / one.wall_ns, name) for name, ns in one.headings_ns.items() if name != "productive"))
         shown = [(share, name) for share, name in rest[: -MAIN_HEADINGS_MAX - 1 : -1] if share >= MAIN_SHARE_MIN]
-        most = (f"{_words(name)} {percent(share)}" for share, name in shown)
+        most = (f"{heading_words(name)} {percent(share)}" for share, name in shown)
         rows.append((elapsed(one.at_ns), ", ".join(most), percent(one.productive_time_ratio)))
     return table_of_rows("The job's life by interval", ("after", "mostly else", "productive"), rows, texts=2)
 
 
 def _share(length: int, life: JobLife) -> str:
     return percent(length / life.wall_ns if life.wall_ns else None)
-
-
-def _words(heading: str) -> str:
-    return heading.replace("start_up_", "start-up: ").replace("start_up", "start-up").replace("_", " ")

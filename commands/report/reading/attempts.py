@@ -16,8 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from pacecar.ledger.attempts import Attempt, JobLife, StepRow, charge
-from pacecar.records import HangSuspicion, Ledger, StepRecord
+from pacecar.records import HangSuspicion, StepRecord
 from pacecar.records.final_totals import completed
+from pacecar.records.measurements.attempt_rows import row_between
 
 from .notices import ReportNotices
 from .run_index import Key, RunIndex
@@ -62,42 +63,18 @@ class _Rows:
     def add(self, record: StepRecord, costs: _Costs) -> None:
         """Add what happened since the record before."""
         before = self.last
-        totals, steps = record.totals, record.total_steps
-        was = Ledger(wall_ns=0) if before is None else before.totals
-        done = 0 if before is None else before.total_steps
         self.last = record
-        if steps <= done or totals.wall_ns < was.wall_ns:
+        seen_ns = (record.total_evaluation_ns or 0) - (0 if before is None else before.total_evaluation_ns or 0)
+        row = row_between(before, record, self._evaluation_ns + max(0, seen_ns))
+        if row is None:
             return  # damaged: the next record makes up for it
-        steps -= done
-        wall_ns = totals.wall_ns - was.wall_ns
-        evaluation_was = 0 if before is None else before.total_evaluation_ns or 0
-        self._evaluation_ns += max(0, (record.total_evaluation_ns or 0) - evaluation_was)
-        evaluation_ns = min(wall_ns, self._evaluation_ns)
-        self._evaluation_ns -= evaluation_ns
-        saved = totals.checkpoint_ns - was.checkpoint_ns
-        first, last = record.step - steps + 1, record.step
+        self._evaluation_ns += max(0, seen_ns) - row.parts["evaluation"]
+        first, last = record.step - row.steps + 1, record.step
         hang, late, trials = (sum(cost.within(first, last) for cost in one) for one in _in_order(costs))
-        stopped_ns = totals.stopped_ns - was.stopped_ns
-        hang = max(0, hang - stopped_ns)
-        exposed_ns = max(0, totals.exposed_communication_ns - was.exposed_communication_ns - hang)
-        self._rows.append(
-            StepRow(
-                ended_ns=record.ended_wall_ns,
-                steps=steps,
-                wall_ns=wall_ns,
-                number=record.global_step,
-                parts={
-                    "checkpoint_save" if before is not None else "checkpoint_restore": saved,
-                    "evaluation": evaluation_ns,
-                    "data_wait": (totals.data_wait_ns or 0) - (was.data_wait_ns or 0),
-                    "exposed_communication": max(0, exposed_ns - late),
-                    "stopped": stopped_ns,
-                    "hang": hang,
-                    "straggler_wait": late,
-                    "trials": trials,
-                },
-            )
-        )
+        hang = max(0, hang - row.parts["stopped"])
+        exposed_ns = max(0, max(0, row.parts["exposed_communication"] - hang) - late)
+        more = {"exposed_communication": exposed_ns, "hang": hang, "straggler_wait": late, "trials": trials}
+        self._rows.append(row._replace(parts={**row.parts, **more}))
         if len(self._rows) > ROWS_MAX:
             head, old, new = self._rows[:1], self._rows[1 : ROWS_MAX // 2], self._rows[ROWS_MAX // 2 :]
             self._rows = [*head, *_paired(old), *new]

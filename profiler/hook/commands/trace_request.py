@@ -18,6 +18,7 @@ between one of the hook's windows and a trace (see `kineto_window`).
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import stat
 import tempfile
@@ -113,6 +114,7 @@ class TraceRequests:
         self._answer: Reply | None = None
         self._end = 0
         self._file: TraceFile | None = None
+        self._url: str | None = None
         self._writer: threading.Thread | None = None
 
     def trace(self, command: Command, answer: Reply) -> None:
@@ -155,7 +157,12 @@ class TraceRequests:
             with_stack=bool(arguments.get("stacks", 0)),
             schedule=_record,  # with a schedule torch marks the steps
         )
-        self._file = file = self._place(arguments.get("directory"), first)
+        wanted = str(arguments.get("directory") or "")
+        is_url = "://" in wanted
+        if is_url and importlib.util.find_spec("fsspec") is None:
+            raise MessageRefusal("writing to a URL needs fsspec in the job: pip install 'pacecar[remote]'")
+        self._file = file = self._place("" if is_url else wanted, first)
+        self._url = f"{wanted.rstrip('/')}/{file.path.name}" if is_url else None
         self._profile = session
         self._profile.step_num = now  # so the marks in the file have the job's own step numbers
         self._answer = answer
@@ -242,13 +249,15 @@ class TraceRequests:
             file.close()
             answer("refused", f"{file.path}: {error}")
         else:
-            self._writer = threading.Thread(target=_compress, args=(file, answer), name="pacecar-trace", daemon=True)
+            self._writer = threading.Thread(
+                target=_compress, args=(file, self._url, answer), name="pacecar-trace", daemon=True
+            )
             self._writer.start()
         finally:
             self._hook.is_traced = False
 
-    def _place(self, wanted: object, first: int) -> TraceFile:
-        directory = str(wanted) if wanted else self._directory
+    def _place(self, wanted: str, first: int) -> TraceFile:
+        directory = wanted or self._directory
         folder = Path(directory) if directory else Path(tempfile.gettempdir()) / f"pacecar-traces-{os.getuid()}"
         try:
             descriptor = open_folder(folder, make_mode=0o700) if directory else _own(folder)
@@ -275,12 +284,20 @@ def _record(step: int) -> ProfilerAction:
     return ProfilerAction.RECORD
 
 
-def _compress(file: TraceFile, answer: Reply) -> None:
+def _compress(file: TraceFile, url: str | None, answer: Reply) -> None:
     try:
         file.compress()
     except OSError as error:
         answer("refused", f"{file.path}: {error.strerror or error}")
     else:
-        answer("done", str(file.path))
+        if url is None:
+            answer("done", str(file.path))
+            return
+        try:
+            file.move_to(url)
+        except Exception as error:  # noqa: BLE001  drivers raise their own library's classes
+            answer("refused", f"{url}: {str(error) or type(error).__name__}; the trace stays at {file.path}")
+        else:
+            answer("done", url)
     finally:
         file.close()

@@ -12,12 +12,14 @@ from pacecar.commands.daemon_client import ask_job
 from pacecar.commands.job_text import job_document
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.profiler.hangs.account_road import Question, RankReplies
+from pacecar.profiler.orders.job_news import LatestNews
 from pacecar.profiler.orders.job_orders import ORDER_NUMBERS, UNDER_WAY_MAX, JobOrders, RankState, _first_step
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
-from pacecar.records import Answer, Command, JobLedger, Knobs, TunerStatus
-from pacecar.records.job_orders import JobAnswer, JobOrder
+from pacecar.records import Answer, Command, JobLedger, Knobs, Ledger, TunerStatus
+from pacecar.records.job_orders import AttemptSoFar, JobAnswer, JobOrder
 from tests.kit.daemons import running_inbox
-from tests.kit.records import job_hello
+from tests.kit.fake_clock import FakeClock
+from tests.kit.records import job_hello, step_record
 from tests.kit.waiting import until
 from tests.profiler.orders.simulated_ranks import SimulatedJob
 
@@ -95,6 +97,37 @@ def test_a_job_of_one_process_is_shown_and_tuned():
     until(lambda: rank.commands)
     rank.orders.take(rank.answer(rank.commands[0], "done", "tuning goes on"))
     until(lambda: (rank.said[-1].state, rank.said[-1].detail) == ("done", "tuning goes on"))
+
+
+def test_the_first_rank_tells_where_the_time_of_its_attempt_went():
+    """It began 9 s before the first step, which took 2 s; nothing was said of the last second."""
+    second, clock = NS_PER_SECOND, FakeClock()
+    begun_ns = clock.wall_ns() - 31 * second
+    hello = job_hello(0, 2, attempt=3, process_wall_ns=begun_ns, rendezvous_wall_ns=begun_ns + 5 * second)
+    news = LatestNews(hello, clock)
+    assert news.news() is None
+    later = Ledger(wall_ns=21 * second, compute_ns=16 * second, data_wait_ns=3 * second, checkpoint_ns=2 * second)
+    told = {"saved_steps": 8, "global_step": 110, "total_evaluation_ns": second}
+    for number, ended, totals, more in (
+        (1, 11, Ledger(wall_ns=2 * second, compute_ns=2 * second), {}),
+        (2, 12, Ledger(wall_ns=3 * second, compute_ns=3 * second), {}),
+        (10, 30, later, told),
+    ):
+        ended_ns = begun_ns + ended * second
+        news.put(step_record(0, step=number, total_steps=number, totals=totals, ended_wall_ns=ended_ns, **more))
+    found = news.news()
+    assert found is not None
+    assert found.attempt == AttemptSoFar(
+        attempt=3, wall_ns=31 * second, global_step=110, unsaved_steps=2,
+        headings_ns={
+            "start_up_rendezvous": 5 * second, "start_up_preparation": 4 * second, "start_up_first_step": 2 * second,
+            "checkpoint_save": 2 * second, "evaluation": second, "data_wait": 3 * second, "productive": 13 * second,
+            "unrecorded": second,
+        },
+    )  # fmt: skip
+    other = LatestNews(job_hello(1, 2), clock)
+    other.put(step_record(1))
+    assert other.news() is None, "one rank tells it"
 
 
 @pytest.mark.parametrize(
