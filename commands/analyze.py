@@ -26,7 +26,7 @@ from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progres
 from pacecar.analysis.reading.trace_paths import find_traces, printable
 from pacecar.analysis.trace.columns import TraceWarning
 from pacecar.analysis.trace.decoding.remote_file import TracePlace
-from pacecar.analysis.trace.shelf import ShelfError
+from pacecar.analysis.shelf import ShelfError
 from pacecar.clock import SystemClock
 from pacecar.nccl_inspector import find_inspector_files, read_inspector
 from pacecar.safe_files import is_stdout

@@ -15,7 +15,7 @@ from ..align.collective_matching import Events, Matched
 from ..align.host_clocks import SYNCHRONIZING, Clocks
 from ..graph.job_graph import Joins
 from ..trace.columns import NONE, Trace
-from ..trace.shelf import Shelf
+from ..shelf import Shelf
 from ..verdict.roles import roles_of
 from .causal_model import JobInput, JobModel, build_model
 

@@ -28,7 +28,7 @@ from ..document.report import Arrival, CollectiveInstance, CollectiveTotal, Rank
 from ..one_rank.collectives import coverage
 from ..one_rank.one_trace import charges_of
 from ..trace.columns import CollectiveColumns, Trace, TraceWarning
-from ..trace.shelf import Derived, Shelf
+from ..shelf import Derived, Shelf
 from .all_to_all import all_to_all_ranks
 from .causal_model import JobModel
 from .collective_arrivals import Arrivals, Lateness, arrivals_of, lateness_of
@@ -82,7 +82,7 @@ def compare_ranks(
 
     Collectives outside the windows of the reports are left out.  If reports have tables, `places` are the places of the
     traces' rows in them, and the tables get their time on the critical path.  What is computed of each rank is on
-    `shelf` meanwhile.  Raises OSError if that has no room.
+    `shelf` meanwhile.  Raises ShelfError if that cannot be written.
     """
     shelf = shelf or Shelf()
     chosen, warnings = _chosen(traces)

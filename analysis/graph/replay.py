@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trace.shelf import Derived
+from ..shelf import Derived
 from .causes import CauseCode
 from .job_graph import JobGraph, ReplayScenario
 from .rank_graph import RankGraph

@@ -24,7 +24,7 @@ import msgspec
 from ..document.report import TraceDocument
 from ..trace.columns import Trace, TraceWarning
 from ..trace.decoding.remote_file import TracePlace, Url
-from ..trace.shelf import Shelf
+from ..shelf import Shelf
 from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["Analysis", "Options", "Progress", "analyze", "analyze_files"]
 
 TABLES_BYTES_MAX = 32 * 2**30
 """The most bytes of columns kept to compare ranks, as `_tasks` estimates them: 10 000 ranks of 20 000 events fit.  Most
-lie in a file (`trace.shelf`)."""
+lie in a file (`shelf`)."""
 
 PARALLEL_BYTES_MIN = 128 * 2**20
 """With fewer bytes of JSON, starting processes costs more than it saves: a third of a second, at 200 MB/s."""

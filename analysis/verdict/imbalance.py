@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..graph.causes import CauseCode
 from ..graph.job_graph import ReplayScenario
 from ..graph.rank_graph import RankGraph, RankWeights
-from ..trace.shelf import Derived, Shelf
+from ..shelf import Derived, Shelf
 from .key_blocks import in_blocks
 from .peers import PARTS, Atoms, with_durations
 

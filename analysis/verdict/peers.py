@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.rank_graph import RankGraph, RankWeights
 from ..trace.columns import NONE
-from ..trace.shelf import Derived, Shelf
+from ..shelf import Derived, Shelf
 from .key_blocks import in_blocks
 
 __all__ = [

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.job_graph import JobGraph, ReplayScenario
 from ..graph.replay import play, step_times, walls
-from ..trace.shelf import Derived, Shelf
+from ..shelf import Derived, Shelf
 from .findings import Incident, JobVerdict, VerdictFinding
 from .imbalance import spread_evenly
 from .links import SlowLink, slow_links

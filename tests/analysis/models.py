@@ -12,7 +12,7 @@ from pacecar.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.analysis.document.report import TraceJob
 from pacecar.analysis.one_rank.one_trace import analyze_trace
 from pacecar.analysis.trace.columns import Trace
-from pacecar.analysis.trace.shelf import Shelf
+from pacecar.analysis.shelf import Shelf
 
 __all__ = ["analyzed", "modelled"]
 

@@ -290,7 +290,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"pacecar analyze .*"),
     Run(r"pacecar trace JOB.*", ("job",), says=r"json"),
     Run(r"pacecar tune .*", ("job",), (("4MiB", "512KiB"),)),  # the job's model has less than 4 MiB
-    Run(r"pacecar job .*", ("job",)),
+    Run(r"pacecar job .*", ("job",), fill={r"s3://bucket/run": lambda world: f"file://{world.folder}"}),
     Run(r"pacecar knobs .*", fill={"4f2a91": lambda world: world.remembered()}),
     Run(r"(sudo )?pacecar dump --note .*", ("job",), (("^sudo ", ""),)),
     Run(r"pacecar dump --show FILE.*", ("job",), fill={"FILE": lambda world: str(world.recording())}),
@@ -304,7 +304,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"torchrun .* -m pacecar bench net", append="-e 4K -n 3 -w 0", says="busbw"),
     Run(r"torchrun .* -m pacecar preflight.*", says="# preflight: 2 ranks",
         exchange=((r" +#.*", ""), ("per-node 8", "per-node 2"), ("$", " --tolerance 0.9"))),
-    Run(r"pacecar preflight --local.*", says="no peer to compare with"),
+    Run(r"pacecar preflight --local.*", exchange=((r" --reference \S+", ""),), says="no peer to compare with"),
     Run(r"pacecar run .*--print-(env|pth).*", exchange=((r"\$site", "tmp"),)),
     Run(r"pacecar run -- COMMAND\.\.\.", exchange=((r"COMMAND\.\.\.", "python -c 'print(42)'"),), says="42"),
     Run(r"pacecar run .*--tune .*-- torchrun .*train\.py.*", ("daemon",), says=r"pacecar: measures job .* mode exact"),

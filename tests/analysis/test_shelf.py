@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pacecar.analysis.trace import shelf as shelves
-from pacecar.analysis.trace.shelf import Derived, Shelf, ShelfError
+from pacecar.analysis import shelf as shelves
+from pacecar.analysis.shelf import Derived, Shelf, ShelfError
 from pacecar.analysis.verdict import key_blocks
 from tests.analysis.models import analyzed
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
