@@ -19,6 +19,6 @@ Stage by stage, each knowing only those before it:
     output        terminal, page, picture, CSV files, another trace for Perfetto
 
 Everything is numpy, linear in the events, with integers of nanoseconds and without torch.  All is pure except
-`hang.dumps`, `shelf` (columns of many ranks, beyond some in a file) and `reading`, where only `cluster` uses dask.  Only
-the modules named `...text` and the command use rich.
+`hang.dumps`, `shelf` (columns of many ranks, some in a file) and `reading`, where only `cluster` uses dask.  Only the
+modules named `...text` and the command use rich.
 """

@@ -24,9 +24,9 @@ from pacecar.analysis.hang.document import HangDocument, hang_document
 from pacecar.analysis.reading.one_file import EngineError, Window
 from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
 from pacecar.analysis.reading.trace_paths import find_traces, printable
+from pacecar.analysis.shelf import ShelfError
 from pacecar.analysis.trace.columns import TraceWarning
 from pacecar.analysis.trace.decoding.remote_file import TracePlace
-from pacecar.analysis.shelf import ShelfError
 from pacecar.clock import SystemClock
 from pacecar.nccl_inspector import find_inspector_files, read_inspector
 from pacecar.safe_files import is_stdout

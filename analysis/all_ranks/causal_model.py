@@ -23,8 +23,8 @@ from ..graph.rank_events import RankEvents, rank_events
 from ..graph.rank_graph import RankGraph, condense
 from ..graph.replay import ReplayError, elastic, fixed_lag_error
 from ..graph.waits import find_waits
-from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from ..shelf import Shelf
+from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from ..verdict.findings import JobVerdict
 from ..verdict.links import untold_joins
 from ..verdict.peers import Atoms, atoms_of

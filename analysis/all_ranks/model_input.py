@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ..align.collective_matching import Events, Matched
 from ..align.host_clocks import SYNCHRONIZING, Clocks
 from ..graph.job_graph import Joins
-from ..trace.columns import NONE, Trace
 from ..shelf import Shelf
+from ..trace.columns import NONE, Trace
 from ..verdict.roles import roles_of
 from .causal_model import JobInput, JobModel, build_model
 

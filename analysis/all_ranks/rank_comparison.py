@@ -27,8 +27,8 @@ from ..align.host_clocks import Clocks, align_clocks, together
 from ..document.report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, TraceJob, TraceReport
 from ..one_rank.collectives import coverage
 from ..one_rank.one_trace import charges_of
-from ..trace.columns import CollectiveColumns, Trace, TraceWarning
 from ..shelf import Derived, Shelf
+from ..trace.columns import CollectiveColumns, Trace, TraceWarning
 from .all_to_all import all_to_all_ranks
 from .causal_model import JobModel
 from .collective_arrivals import Arrivals, Lateness, arrivals_of, lateness_of

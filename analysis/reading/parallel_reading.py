@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ..document.report import TraceDocument
+from ..shelf import Shelf
 from ..trace.columns import Trace, TraceWarning
 from ..trace.decoding.remote_file import TracePlace, Url
-from ..shelf import Shelf
 from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ..graph.causes import OWN_CAUSES, CauseCode
 from ..graph.rank_graph import RankGraph, RankWeights
-from ..trace.columns import NONE
 from ..shelf import Derived, Shelf
+from ..trace.columns import NONE
 from .key_blocks import in_blocks
 
 __all__ = [

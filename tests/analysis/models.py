@@ -11,8 +11,8 @@ from pacecar.analysis.all_ranks.model_input import model_of
 from pacecar.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.analysis.document.report import TraceJob
 from pacecar.analysis.one_rank.one_trace import analyze_trace
-from pacecar.analysis.trace.columns import Trace
 from pacecar.analysis.shelf import Shelf
+from pacecar.analysis.trace.columns import Trace
 
 __all__ = ["analyzed", "modelled"]
 

@@ -14,9 +14,9 @@ from pacecar.analysis.graph.causes import CauseCode
 from pacecar.analysis.graph.job_graph import Joins, ReplayScenario, join_ranks
 from pacecar.analysis.graph.rank_graph import EdgeKind, RankGraph, RankWeights
 from pacecar.analysis.graph.replay import play, walls
+from pacecar.analysis.shelf import Shelf
 from pacecar.analysis.trace.columns import Trace
 from pacecar.analysis.trace.reader import read_trace
-from pacecar.analysis.shelf import Shelf
 from tests.analysis.models import modelled
 from tests.analysis.trace.traces import trace_file
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Links, Model, simulate
