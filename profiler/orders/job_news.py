@@ -8,10 +8,10 @@ from __future__ import annotations
 from msgspec import structs
 
 from pacecar.clock import Clock
+from pacecar.ledger.attempt_rows import row_between
 from pacecar.ledger.attempts import Attempt, charge
 from pacecar.records import HangVerdict, JobHello, JobLedger, JobRecord, StepRecord, Straggler, TunerStatus
 from pacecar.records.job_orders import LATE_MAX, AttemptSoFar, JobNews
-from pacecar.records.measurements.attempt_rows import row_between
 
 from .two_looks import EVIDENCE_CHARACTERS_MAX, for_a_frame
 

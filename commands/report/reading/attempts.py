@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from pacecar.ledger.attempt_rows import row_between
 from pacecar.ledger.attempts import Attempt, JobLife, StepRow, charge
 from pacecar.records import HangSuspicion, StepRecord
 from pacecar.records.final_totals import completed
-from pacecar.records.measurements.attempt_rows import row_between
 
 from .notices import ReportNotices
 from .run_index import Key, RunIndex

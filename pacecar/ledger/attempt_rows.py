@@ -1,4 +1,4 @@
-"""Makes the rows of a job's attempt (`pacecar.ledger.attempts`) from what a rank measured between two records."""
+"""Makes the rows of a job's attempt (`attempts`) from what a rank measured between two records."""
 
 from __future__ import annotations
 
