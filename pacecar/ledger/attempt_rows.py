@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pacecar.ledger.attempts import StepRow
 from pacecar.records import Ledger, StepRecord
+
+from .attempts import StepRow
 
 __all__ = ["row_between"]
 
