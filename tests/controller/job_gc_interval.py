@@ -86,7 +86,7 @@ def tuned() -> dict[str, Any]:
 def _train(mode: str, steps_max: int) -> dict[str, Any]:
     os.environ["PACECAR_TUNE_KNOBS"] = "gc_interval"
     job, thresholds = Job(), gc.get_threshold()
-    tuning = {"remember": False, "crew": False, "windows": False, "exploration_budget": 0.2, "overhead_budget": 0.1}
+    tuning = {"remember": False, "crew": False, "windows": False, "exploration_budget": 0.2, "overhead_budget": 1.0}
     values: list[int | None] = []
     with pacecar.attach(job.model, job.optimizer, tune=mode, **tuning) as pacer:
         records = records_of(pacer)
