@@ -1,8 +1,8 @@
 """Keeps columns in a file without a name once they exceed a room in memory, and reads them as if they were there.
 
 Comparing thousands of ranks goes through their columns one rank after the other, a few times.  So most of them can lie
-in a file that is mapped: the kernel keeps what fits and drops the rest, since it can be read again, and
-`Shelved` gives back the pages of ranks that were passed.  Nothing else changes: an array is an array, to the bit.
+in a file that is mapped: the kernel keeps what fits and drops the rest, since it can be read again, and the pages of
+ranks that were passed are given back.  Nothing else changes: arrays are equal to the bit, but cannot be written.
 
 The file lies in TMPDIR, else /var/tmp (/tmp may be memory itself), and has no name, so that it ends with the process.
 """
@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -92,7 +92,7 @@ class Shelf:
     def keep(self, values: Iterable[T]) -> Sequence[T]:
         """Put all `values`; they are read best in their order."""
         kept = [self.put(value) for value in values]
-        return kept if self._file is None else _Shelved(kept, [_pages_of(value) for value in kept])
+        return kept if self._file is None else Derived(range(len(kept)), _Reader(kept))
 
 
 _VAR_TMP = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
@@ -118,34 +118,22 @@ class _File:
         return np.frombuffer(self._mapped, array.dtype, array.size, begin).reshape(array.shape)
 
 
-class _Shelved(Sequence[T]):
-    """Values of a shelf; the pages of those that were read give way to those of later ones."""
+class _Reader(Generic[T]):
+    """Reads values of a shelf by their place; the pages of those that were read give way to those of later ones."""
 
-    def __init__(self, values: Sequence[T], pages: Sequence[list[_Pages]]) -> None:
+    def __init__(self, values: Sequence[T]) -> None:
         self._values = values
-        self._pages = pages
+        self._pages = [_pages_of(value) for value in values]
         self._read: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[T]: ...
-
-    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
-        if isinstance(at, slice):
-            return _Shelved(self._values[at], self._pages[at])
-        value = self._values[at]
+    def __call__(self, at: int) -> T:
         if len(self._read) >= PASSED_MAX:
             for each in self._read:
                 for mapped, begin, end in self._pages[each]:
                     mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
             self._read.clear()
         self._read.add(at)
-        return value
+        return self._values[at]
 
 
 class Derived(Sequence[U]):
@@ -207,12 +195,7 @@ def _pages_of(value: object) -> list[_Pages]:
         if mapped is not None:
             begin = array.ctypes.data - np.frombuffer(mapped, np.uint8, 1).ctypes.data
             end, begin = begin + array.nbytes, begin - begin % mmap.PAGESIZE
-            if (
-                found
-                and found[-1].mapped is mapped
-                and begin - found[-1].begin >= 0
-                and begin <= found[-1].end + mmap.PAGESIZE
-            ):
+            if found and found[-1].mapped is mapped and found[-1].begin <= begin <= found[-1].end + mmap.PAGESIZE:
                 found[-1] = _Pages(mapped, found[-1].begin, max(end, found[-1].end))
             else:
                 found.append(_Pages(mapped, begin, end))

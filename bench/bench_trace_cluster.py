@@ -8,7 +8,7 @@ number is also analyzed from local files, and must give the same bytes.
     pip install 'moto[server]' s3fs
     python bench/bench_trace_cluster.py --folder TRACES --ranks 64 512 2000
 
-TRACES is made (`bench_ranks.py --write TRACES --jobs 2000x20`, some 15 minutes) and may be used again.
+TRACES is made (`bench_ranks.py --write TRACES --jobs 2000x20`, some 20 minutes) and may be used again.
 """
 
 from __future__ import annotations

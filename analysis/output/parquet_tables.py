@@ -42,11 +42,14 @@ def write_parquet(analysis: Analysis, folder: Path) -> None:
         columns = dict.fromkeys(column for row in rows for column in row)
         _write(folder / f"{name}.parquet", {column: pa.array([row.get(column) for row in rows]) for column in columns})
     clocks = {} if analysis.times is None else analysis.times.clocks
+    taken: set[int] = set()
     for number, (report, trace) in enumerate(zip(analysis.document.traces, analysis.tables, strict=True)):
         if trace is None:
             continue
-        own = clocks.get(report.rank) if report.rank is not None else None
-        name = f"{number:06}.parquet" if report.rank is None else f"rank{report.rank:06}.parquet"
+        own, name = None, f"trace{number:06}.parquet"
+        if report.rank is not None and report.rank not in taken:  # of two traces of a rank, the first is compared
+            own, name = clocks.get(report.rank), f"rank{report.rank:06}.parquet"
+            taken.add(report.rank)
         for part, columns in (("device_rows", _device_rows(trace)), ("host_rows", _host_rows(trace))):
             if own is not None:
                 columns |= {each: own.common(columns[each]) for each in ("start_ns", "end_ns")}

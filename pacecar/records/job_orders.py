@@ -51,8 +51,8 @@ class AttemptSoFar(msgspec.Struct, frozen=True, kw_only=True):
     """Where this attempt's time went since its first process began, as its first rank measured it.
 
     `headings_ns` are those of `pacecar.ledger.attempts` and sum to `wall_ns`; what stragglers, hangs and trials cost is
-    in others.  `unsaved_steps` are in no checkpoint yet; None: no checkpoint was seen.  `global_step` counts the whole
-    training.
+    part of other headings.  `unsaved_steps` are in no checkpoint yet; None: no checkpoint was seen.  `global_step`
+    counts the whole training.
     """
 
     attempt: Count | None

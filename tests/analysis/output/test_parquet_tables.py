@@ -14,6 +14,7 @@ from pacecar.analysis.output.csv_tables import csv_tables
 from pacecar.analysis.output.parquet_tables import write_parquet
 from pacecar.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.commands.main import cli
+from tests.analysis.tracefiles import write_trace
 from tests.kit.simulated_jobs import Clocks, Job, Layout, simulate
 from tests.kit.simulated_jobs.kineto import write_job
 
@@ -96,12 +97,20 @@ def test_what_is_unknown_has_no_value(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": EVENTS}))
     analysis = analyze([tmp_path / "a.json"], Options(keeps_tables=True))
     write_parquet(analysis, tmp_path / "out")
-    kernel, copy = rows_of(tmp_path / "out" / "device_rows" / "000000.parquet")
+    kernel, copy = rows_of(tmp_path / "out" / "device_rows" / "trace000000.parquet")
     assert (kernel["name"], kernel["work"], kernel["stream"]) == ("gemm", "compute", 7)
     assert (kernel["start_ns"], kernel["end_ns"]) == (10_000, 15_000)
     unknown = ("rank", "launch_latency_ns", "correlation", "grid", "step", "collective", "bytes", "group")
     assert all(kernel[name] is None for name in unknown)
     assert copy["work"] == "copy"
+
+
+def test_a_second_trace_of_a_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path / f"{name}.json", drawing, rank=0) for name, drawing in (("a", "cc"), ("b", "cAcc"))]
+    write_parquet(analyze(paths, Options(keeps_tables=True)), tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out" / "device_rows").iterdir())
+    assert names == ["rank000000.parquet", "trace000001.parquet"]
+    assert [len(rows_of(tmp_path / "out" / "device_rows" / name)) for name in names] == [1, 3]
 
 
 def test_the_command_writes_it_and_says_where_it_cannot(tmp_path: Path) -> None:
