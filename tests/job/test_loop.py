@@ -72,6 +72,11 @@ def series_of(port: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def step_marks(trace: Path) -> list[str]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")]
+
+
 def steps_seen(port: int) -> dict[str, float]:
     return series_of(port).get("pacecar_job_steps_total", {})
 
@@ -185,25 +190,25 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
     job = start_job("--steps", "20", "--pause", "0.01", "--until", str(end), "--options", options)
     processes.append(job)
     until(lambda: seen_of_both(port) > 5, "not both ranks report")
-    asked = subprocess.run(
-        [
-            *(sys.executable, "-m", "pacecar", "trace", "loop", "--socket", str(path), "--steps", "4"),
-            *("--directory", str(tmp_path / "traces"), "--no-analysis"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    for attempt in range(3):  # on a busy machine the order may reach a rank late; it says so, and ends with the others
+        asked = subprocess.run(
+            [
+                *(sys.executable, "-m", "pacecar", "trace", "loop", "--socket", str(path), "--steps", "4"),
+                *("--directory", str(tmp_path / f"traces{attempt}"), "--no-analysis"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert asked.returncode == 0, asked.stderr
+        marks = [step_marks(Path(line)) for line in asked.stdout.splitlines()]
+        assert len(marks) == 2
+        assert marks[0][-1] == marks[1][-1]
+        if "the order came late" not in asked.stderr:
+            break
     end.touch()
     traced = finish(job)
-    assert asked.returncode == 0, asked.stderr
-    files = [Path(line) for line in asked.stdout.splitlines()]
-    marks = []
-    for file in files:
-        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-        marks.append([event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")])
-    assert len(marks) == 2
-    assert marks[0] == marks[1]
+    assert marks[0] == marks[1], asked.stderr
     assert len(marks[0]) == 4
     passes = len(traced["losses"]) // 20
     plain = start_job("--steps", "20", "--passes", str(passes), "--no-pacecar")
