@@ -193,6 +193,7 @@ INTERNALS: tuple[Internal, ...] = (
         "the end of a step is not seen in an optimizer that is compiled after attach",
     ),
     Internal("torch._dynamo.utils.counters", ("flops",), EVER),
+    Internal("torch._dynamo.callback.callback_handler", (), EVER, "compilations are not timed"),
     # Marks: torch sets or reads them only while the feature is in use, so their absence means nothing.
     Internal("torch.compiler.<function>._dynamo_marked_constant", (), EVER, "breaks of a graph", owner="mark"),
     Internal("torch._dynamo.<wrapper>._torchdynamo_orig_callable", (), EVER, "the other marks tell", owner="mark"),

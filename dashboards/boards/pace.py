@@ -121,9 +121,11 @@ def crew_section() -> Section:
         (8, 6, time_series("Found late so far", "Times that a rank was found late since the job began, by cause.",
             [Query(combine("sum", select("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
             unit="none", empty="No rank was late", stepped=True, low=0, overrides=in_order(*CAUSES))),
-        (8, 6, time_series("Garbage collection", "Share of time for which Python's collector stops a rank.",
-            [Query(rate("pacecar_job_garbage_collection_seconds_total"), f"rank {{{{{RANK}}}}}")],
-            unit="percentunit", empty=NO_JOB)),
+        (8, 6, time_series("Garbage collection and torch.compile", "Share of time for which Python's collector stops a "
+            "rank, and for which it compiles. Compilations long after the start are recompilations.", [
+                Query(rate("pacecar_job_garbage_collection_seconds_total"), f"collects, rank {{{{{RANK}}}}}"),
+                Query(rate("pacecar_job_compilation_seconds_total"), f"compiles, rank {{{{{RANK}}}}}"),
+            ], unit="percentunit", empty=NO_JOB)),
         (8, 6, time_series("Hangs", "Ranks that have ended no step for suspiciously long, and new suspicions.", [
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
                 Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",

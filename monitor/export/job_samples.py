@@ -135,6 +135,7 @@ def _step_samples(step: StepRecord, labels: Labels) -> Iterator[Sample]:
         "pacecar_job_windows_total": step.total_windows,
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
         "pacecar_job_garbage_collection_seconds_total": step.total_gc_ns,
+        "pacecar_job_compilation_seconds_total": step.total_compile_ns,
         "pacecar_job_evaluation_seconds_total": step.total_evaluation_ns,
         "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,

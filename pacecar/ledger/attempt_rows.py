@@ -28,6 +28,9 @@ def row_between(before: StepRecord | None, record: StepRecord, evaluation_ns: in
         number=record.global_step,
         parts={
             "checkpoint_save" if before is not None else "checkpoint_restore": totals.checkpoint_ns - was.checkpoint_ns,
+            "compilation": max(
+                0, (record.total_compile_ns or 0) - (0 if before is None else before.total_compile_ns or 0)
+            ),
             "evaluation": min(wall_ns, max(0, evaluation_ns)),
             "data_wait": (totals.data_wait_ns or 0) - (was.data_wait_ns or 0),
             "exposed_communication": totals.exposed_communication_ns - was.exposed_communication_ns,

@@ -39,6 +39,7 @@ LIFE_HEADINGS = {
     "productive": "steps that were kept, less the parts below",
     "exposed_communication": "in kept steps: communication with no compute beside it",
     "straggler_wait": "in kept steps: what they took longer because of a late rank",
+    "compilation": "in kept steps: torch.compile compiled",
     "data_wait": "in kept steps: the loop waited for a batch",
     "trials": "in kept steps: what pacecar's trials cost",
     "evaluation": "from a forward in evaluation to the next one in training",
@@ -50,22 +51,25 @@ LIFE_HEADINGS = {
     "start_up": "start of the process to the first step, where it cannot be split",
     "start_up_rendezvous": "start of the process until its process group exists: python, libraries, rendezvous",
     "start_up_preparation": "from there to the first step: model, data, restored state",
-    "start_up_first_step": "an attempt's first step, with lazy initialization and compilation",
+    "start_up_compilation": "in an attempt's first step: torch.compile compiled",
+    "start_up_first_step": "the rest of an attempt's first step, with lazy initialization",
     "unrecorded": "in an attempt, but no record covers it: mostly after its last recorded step",
     "down": "between the last record of an attempt and the first process of the next",
 }
 """Heading -> what is charged to it, in reading order.  They sum to the life."""
 
 IN_STEPS = (
-    "checkpoint_save", "checkpoint_restore", "evaluation", "hang", "stopped", "data_wait", "straggler_wait",
-    "exposed_communication", "trials",
+    "checkpoint_save", "checkpoint_restore", "evaluation", "hang", "stopped", "compilation", "data_wait",
+    "straggler_wait", "exposed_communication", "trials",
 )  # fmt: skip
 """What is taken out of a step, in this order as long as there is time left in it."""
 
-IN_FIRST_STEP = ("checkpoint_restore", "evaluation", "hang", "stopped")
-"""What of these a first step has beside start-up."""
+IN_FIRST_STEP = {name: name for name in ("checkpoint_restore", "evaluation", "hang", "stopped")} | {
+    "compilation": "start_up_compilation"
+}
+"""What of these a first step has beside start-up, and the heading that it is charged to there."""
 
-START_UP = ("start_up", "start_up_rendezvous", "start_up_preparation", "start_up_first_step")
+START_UP = ("start_up", "start_up_rendezvous", "start_up_preparation", "start_up_compilation", "start_up_first_step")
 
 WITHOUT_PROGRESS = (*START_UP, "lost_steps", "hang", "unrecorded", "down")
 """What ETTR holds unproductive: initialization, what is trained again, and time in which nothing is trained."""
@@ -74,13 +78,13 @@ GOOGLE_NAMES = {
     "GoodputType.TOTAL": ("productive", "exposed_communication", "straggler_wait", "trials"),
     "TPU_INITIALIZATION": ("start_up_rendezvous",),
     "TRAINING_PREP": ("start_up", "start_up_preparation"),
-    "PROGRAM_STARTUP": ("start_up_first_step",),
+    "PROGRAM_STARTUP": ("start_up_compilation", "start_up_first_step"),
     "DATA_LOADING_SYNC": ("data_wait",),
     "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": ("checkpoint_save",),
     "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": ("checkpoint_restore",),
     "WASTED_PROGRESS_FROM_DISRUPTION": ("lost_steps",),
     "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": ("down",),
-    "OTHER": ("evaluation", "stopped", "hang", "unrecorded"),
+    "OTHER": ("evaluation", "stopped", "compilation", "hang", "unrecorded"),
 }
 """Google's name -> the headings that it covers; each heading is in exactly one."""
 
@@ -339,7 +343,7 @@ def _charged(row: StepRow, lost: int, *, is_first: bool) -> Iterator[Stretch]:
         if is_first and heading not in IN_FIRST_STEP:
             continue
         left -= part
-        yield heading, part
+        yield IN_FIRST_STEP[heading] if is_first else heading, part
     yield "start_up_first_step" if is_first else "productive", left
     yield "lost_steps", lost_ns
 

@@ -343,6 +343,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_hook_measuring", _G, _N, "training_job launch rank", "1 while the hook measures steps, 0 when it turned itself off because that alone was over the budget."),
         ("job_measured_every_steps", _G, _N, "training_job launch rank", "One step in k is measured (four in a row), the others are counted: 1 but where steps are too short for the budget; absent when off."),
         ("job_garbage_collection_seconds_total", _C, _NS, "training_job launch rank", "Time for which Python's garbage collector stopped the rank's process since attach; part of other headings."),
+        ("job_compilation_seconds_total", _C, _NS, "training_job launch rank", "Time for which torch.compile compiled in the rank's process since attach; part of other headings."),
         ("job_evaluation_seconds_total", _C, _NS, "training_job launch rank", "Time from the first forward in evaluation to the next one in training since attach, without the checkpoints between them; part of other headings."),
         ("job_records_dropped_total", _C, _N, "training_job launch rank", "Records that the hook dropped because the daemon was full, gone or slow."),
         ("job_last_record_age_seconds", _G, _NS, "training_job launch rank", "Time since the last step record arrived."),

@@ -265,6 +265,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     saved_steps          how many of `total_steps` the last finished checkpoint holds; None: none was seen
     total_evaluation_ns  how long evaluations lasted, from their first forward to the next one in training, checkpoints
                          between the two left out; those during steps without a record are not seen
+    total_compile_ns     how long torch.compile compiled since attach; part of the phases and headings.  None: not timed
     """
 
     job: Label
@@ -301,6 +302,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     global_step: Count | None = None
     saved_steps: Count | None = None
     total_evaluation_ns: Nanoseconds | None = None
+    total_compile_ns: Nanoseconds | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

@@ -38,7 +38,7 @@ from ..timing.process_stops import StopDetector
 from ..timing.sample_counts import StepCounts
 from ..timing.step_sampling import StepSampling, burst_end, next_measured
 from ..timing.step_timer import StepTimer, TimedStep
-from ..timing.torch_compile import keep_out
+from ..timing.torch_compile import Compilations, keep_out
 from ..transport.record_queue import RecordSink
 from ..utilization.allocator_memory import cuda_stats
 from ..utilization.model_flops_utilization import UtilizationMeter
@@ -152,6 +152,7 @@ class Hook:
         self._stops = StopDetector(charge=self.budget.charge)
         self.collections = GarbageCollections()
         """What Python's garbage collector takes of this process."""
+        self._compilations = Compilations()
         self._boundary = StepBoundary(
             self._phases, self._timer, self._guard, self._counts,
             now_ns=self._now_ns, wall_ns=self._wall_ns, full_boundary=self._full_boundary,
@@ -164,7 +165,7 @@ class Hook:
         """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
         self.records = StepRecords(
             hello, self._sinks, MeasuringLimits(self.budget, self._sampling, self._guard), self._calibrations,
-            self._utilization, self._boundary, self._stops, self.collections,
+            self._utilization, self._boundary, self._stops, self.collections, self._compilations,
         )  # fmt: skip
         """The finished steps whose records are not written yet."""
         self.preemption = Preemption()
@@ -305,6 +306,7 @@ class Hook:
             self._guard.wrap(self.records.learn_prices)()
             self._guard.wrap(self._stops.start)()
             self._guard.wrap(self.collections.start)()
+            self._guard.wrap(self._compilations.watch)()
         if self._config.windows:
             self._guard.wrap(self.windows.install)()
         if not self.windows.is_installed:
@@ -334,6 +336,7 @@ class Hook:
         self._step_delay.close()
         self._stops.close()
         self.collections.close()
+        self._compilations.close()
         single_instance.free(self)
 
     def wake(self) -> None:
@@ -345,6 +348,7 @@ class Hook:
         self._is_closed, self._guard.is_alive = True, False
         self._stops.forked()
         self.collections.close()
+        self._compilations.close()
 
     def request_window(self) -> None:
         """Request an exact window soon, after a knob was switched; the budget decides when and grants it credit."""

@@ -47,6 +47,7 @@ from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
 from ..timing.step_sampling import StepSampling
 from ..timing.step_timer import STOPPED, RawStep, TimedStep, phase_of, time_step
+from ..timing.torch_compile import Compilations
 from ..transport.record_queue import RecordSink
 from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate import Calibrations, capped, estimate_step
@@ -185,11 +186,13 @@ class StepRecords:
         boundary: StepBoundary,
         stops: StopDetector,
         collections: GarbageCollections,
+        compilations: Compilations,
     ) -> None:
         budget = limits.budget
         self._sampling = limits.sampling
         self._stop_detector = stops
         self._collections = collections
+        self._compilations = compilations
         self._on_device = utilization.on_device
         self._hello = hello
         self._sinks = tuple(sinks)
@@ -417,6 +420,7 @@ class StepRecords:
             self._budget.window_taken(step.step, self._window_price_ns + step.price_ns)
             self._window_price_ns = 0
         self._budget.charge(self._collections.take_cost_ns())
+        self._compilations.watch()
         record = self._record(step, timed, overhead_ns)
         step.record = record
         on_timed = self.on_timed
@@ -531,4 +535,5 @@ class StepRecords:
             global_step=None if self.updates_before is None else max(0, self.updates_before + step.step + 1),
             saved_steps=self._boundary.saved_steps,
             total_evaluation_ns=self._boundary.evaluation_ns,
+            total_compile_ns=self._compilations.total_ns,
         )

@@ -1,4 +1,4 @@
-"""Keeps pacecar's hooks out of torch.compile.
+"""Keeps pacecar's hooks out of torch.compile, and times its compilations.
 
 Dynamo treats the hooks of a module or optimizer as part of what it compiles.  Reading a clock there breaks the graph,
 `fullgraph=True` raises in the user's own call, and the code that a hook calls at a boundary is compiled too, which took
@@ -17,11 +17,16 @@ The end of a step is too important to lose.  If graphs may break, the graph of a
 update (torch's own optimizers break theirs anyway); if they may not, no step is seen.
 
 Nothing here imports torch._dynamo, which takes a second: a process that traces has already imported it.
+
+A compilation takes seconds, and a shape or a flag that changes brings another one in the middle of training.  Dynamo
+calls back around each (`Compilations`).
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
@@ -31,6 +36,7 @@ import torch
 from pacecar import torch_internals
 
 __all__ = [
+    "Compilations",
     "break_graph",
     "compiled_frames",
     "constant",
@@ -134,6 +140,49 @@ def compiled_frames() -> int:
     if counters is None:
         return 0
     return sum(counters["frames"].values()) + counters["stats"].get("unique_graphs", 0)
+
+
+class Compilations:
+    """Times what torch.compile compiles in this process, in whichever step and thread."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._callbacks: Any = None
+        self._under_way = 0
+        self._begun_ns = 0
+        self._total_ns = 0
+
+    @property
+    def total_ns(self) -> int | None:
+        """How long compilations took since `watch` found dynamo, which may be after the first ones; None: unknown."""
+        is_blind = "torch._dynamo" in sys.modules and self._callbacks is None
+        return None if is_blind else self._total_ns
+
+    def watch(self) -> None:
+        """Time compilations from now on; to be called again, as dynamo may be imported and is sometimes reset."""
+        callbacks = torch_internals.find("torch._dynamo.callback.callback_handler")
+        if callbacks is not None and self._begins not in callbacks.start_callbacks:
+            self._under_way = 0
+            callbacks.register_start_callback(self._begins)
+            callbacks.register_end_callback(self._ends)
+            self._callbacks = callbacks
+
+    def close(self) -> None:
+        """Time no more, also in a forked child.  May be called repeatedly."""
+        if self._callbacks is not None and self._begins in self._callbacks.start_callbacks:
+            self._callbacks.remove_start_callback(self._begins)
+            self._callbacks.remove_end_callback(self._ends)
+
+    def _begins(self, *_: object) -> None:  # torch < 2.7 passes no arguments
+        if self._under_way == 0:
+            self._begun_ns = self._now_ns()
+        self._under_way += 1
+
+    def _ends(self, *_: object) -> None:
+        if self._under_way:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self._total_ns += self._now_ns() - self._begun_ns
 
 
 def is_captured(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

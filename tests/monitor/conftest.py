@@ -90,7 +90,7 @@ STEP = StepRecord(
     ),
     total_steps=42, total_samples=1344, total_tokens=21504, overhead_ns=15, total_overhead_ns=630, total_windows=2,
     dropped_records=5, knobs=Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}), gc_ns=2,
-    total_gc_ns=730, global_step=5042, saved_steps=33, total_evaluation_ns=770,
+    total_gc_ns=730, global_step=5042, saved_steps=33, total_evaluation_ns=770, total_compile_ns=780,
 )  # fmt: skip
 """A different number in every field."""
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -201,3 +202,43 @@ def test_a_new_optimizer_is_followed_through_compiled_models_and_compiled_steps(
     for what, ((losses, steps), (bare, _)) in json.loads(done.stdout).items():
         assert losses == bare, what
         assert steps == [8, 16, 24], what
+
+
+RECOMPILED = """
+import json, torch, pacecar
+from torch import nn
+from tests.kit.hook_inspection import hook_of, inspect
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+pacer = pacecar.attach(compiled, optimizer, tune="off", socket="/nowhere/socket", overhead_budget=1.0)
+totals = []
+for step in range(12):
+    if step == 6:
+        torch._dynamo.reset()  # forgets callbacks as well as code
+    optimizer.zero_grad()
+    compiled(torch.randn(3 if step == 9 else 2, 8)).sum().backward()
+    optimizer.step()
+    hook_of(pacer).records.flush()
+    record = inspect(pacer).last_record
+    totals.append((record.total_compile_ns, record.totals.wall_ns))
+pacer.close()
+callbacks = torch._dynamo.callback.callback_handler
+print(json.dumps([totals, len(callbacks.start_callbacks) + len(callbacks.end_callbacks)]))
+"""
+
+
+def test_compilations_are_timed_in_the_first_step_and_when_a_shape_changes():
+    done = subprocess.run(
+        [forking_python(), "-c", RECOMPILED], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    totals, left_behind = json.loads(done.stdout)
+    grew = [(step, after - before) for step, (before, after) in enumerate(pairwise([0, *(t for t, _ in totals)]))]
+    assert [step for step, ns in grew if ns] == [0, 9]  # in step 6 nobody watched: dynamo had been reset
+    walls = [after - before for before, after in pairwise([0, *(wall for _, wall in totals)])]
+    assert all(ns < walls[step] for step, ns in grew)
+    assert grew[0][1] > walls[0] / 2
+    assert left_behind == 0

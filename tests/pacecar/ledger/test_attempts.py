@@ -127,14 +127,14 @@ def test_zero_is_a_measurement() -> None:
 
 def test_parts_of_a_step_are_taken_out_of_it_and_lost_with_it() -> None:
     rows = [
-        StepRow(10 * S, 1, 10 * S, 1, {"checkpoint_restore": 4 * S, "data_wait": 3 * S}),
+        StepRow(10 * S, 1, 10 * S, 1, {"checkpoint_restore": 4 * S, "data_wait": 3 * S, "compilation": 5 * S}),
         StepRow(30 * S, 2, 20 * S, 3, {"data_wait": 6 * S, "exposed_communication": 4 * S, "hang": 50 * S}),
-        StepRow(50 * S, 2, 20 * S, 5, {"data_wait": 6 * S, "exposed_communication": 4 * S}),
+        StepRow(50 * S, 2, 20 * S, 5, {"data_wait": 6 * S, "exposed_communication": 4 * S, "compilation": 2 * S}),
     ]
     first = Attempt(began_ns=0, rows=rows, ended_ns=50 * S)
     assert seconds(lived(first, attempt(50, 1, resumed=4, start_up_s=0, is_failed=False))) == {
-        "checkpoint_restore": 4, "start_up_first_step": 6 + 10, "hang": 20, "data_wait": 3, "exposed_communication": 2,
-        "productive": 5, "lost_steps": 10,
+        "checkpoint_restore": 4, "start_up_compilation": 5, "start_up_first_step": 1 + 10, "hang": 20, "compilation": 1,
+        "data_wait": 3, "exposed_communication": 2, "productive": 4, "lost_steps": 10,
     }  # fmt: skip
 
 
