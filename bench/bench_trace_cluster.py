@@ -78,7 +78,8 @@ def measure(paths: Sequence[Path], counts: Sequence[int]) -> None:
         words = ["--folder", str(paths[0].parent), "--upload", endpoint, "--ranks", *map(str, counts)]
         subprocess.run([sys.executable, __file__, *words], check=True)
         for count in counts:
-            one(paths[:count], f"s3://{BUCKET}{count}/", is_compared=count == counts[0])
+            if not one(paths[:count], f"s3://{BUCKET}{count}/", is_compared=count == counts[0]):
+                sys.exit("not the same bytes")
     finally:
         server.terminate()
         server.wait()
@@ -102,7 +103,8 @@ def upload(paths: Sequence[Path], counts: Sequence[int], endpoint: str) -> None:
         bucket.put([str(path) for path in paths[:count]], f"{BUCKET}{count}/")
 
 
-def one(paths: Sequence[Path], url: str, *, is_compared: bool) -> None:
+def one(paths: Sequence[Path], url: str, *, is_compared: bool) -> bool:
+    """Analyze `url` twice, print what that took, and return whether all documents are equal to the byte."""
     from distributed import LocalCluster
 
     size = sum(path.stat().st_size for path in paths)
@@ -119,12 +121,15 @@ def one(paths: Sequence[Path], url: str, *, is_compared: bool) -> None:
             f"{len(paths)} ranks, {size / 1e6:.0f} MB packed, {word}: {spent.seconds:.1f} s, peak"
             f" {spent.peak_bytes / 1e6:.0f} MB, of the workers {mb} MB, {len(spent.printed) / 1e6:.1f} MB of JSON\n"
         )
-    sys.stdout.write(f"  the second is equal to the byte: {first.printed == second.printed}\n")
+    is_same = first.printed == second.printed
+    sys.stdout.write(f"  the second is equal to the byte: {is_same}\n")
     if is_compared:
         local = analyze([*map(str, paths)], os.environ)
         found = first.printed.replace(url.rstrip("/").encode(), str(paths[0].parent).encode())
         sys.stdout.write(f"  from files, with the same names: equal to the byte: {found == local.printed}\n")
+        is_same = is_same and found == local.printed
     sys.stdout.flush()
+    return is_same
 
 
 def analyze(words: Sequence[str], environment: Mapping[str, str]) -> Spent:

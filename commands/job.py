@@ -17,7 +17,7 @@ import click
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import plural
 
-from .shared_options import complain, config_option, fail, load, need_analysis, print_json
+from .shared_options import complain, config_option, fail, load, need_analysis, print_json, trace_directory_option
 
 if TYPE_CHECKING:
     from pacecar.records import Answer
@@ -115,7 +115,7 @@ def dump(name: str, directory: Path | None, **options: Any) -> None:  # noqa: AN
 @job.command()
 @click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="Number of steps to trace.")
 @click.option("--stacks", is_flag=True, help="Also record Python stacks; the steps become much slower.")
-@click.option("--directory", metavar="FOLDER|URL", help="Where.  [default: the job's run folder]")
+@trace_directory_option
 @click.option("--analyze", "is_analyzed", is_flag=True, help="Then show what `pacecar analyze` says of the traces.")
 @_options
 def trace(
@@ -131,7 +131,7 @@ def trace(
     if is_analyzed:
         need_analysis(as_json=options["as_json"])
     if directory is not None:
-        given["directory"] = directory if "://" in directory else str(Path(directory).absolute())
+        given["directory"] = directory
     answers, final = _ask(name, "trace", given, options)
     from .job_text import absent_lines, job_document
 

@@ -34,7 +34,7 @@ from .knobs import knobs
 from .preflight.command import preflight
 from .report.command import report
 from .run import run
-from .shared_options import config_option, need, need_analysis, print_json
+from .shared_options import config_option, need, need_analysis, print_json, trace_directory_option
 from .shared_options import fail as _fail
 from .shared_options import load as _load
 from .top.command import top
@@ -294,9 +294,7 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 @click.argument("job")
 @click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="Number of steps to trace.")
 @click.option("--stacks", is_flag=True, help="Also record Python stacks; the steps become much slower.")
-@click.option(
-    "--directory", type=click.Path(path_type=Path), help="Folder for the traces.  [default: the job's run folder]"
-)
+@trace_directory_option
 @click.option("--socket", help="The daemon's socket.  [default: as configured]")
 @click.option(
     "--at-step",
@@ -313,7 +311,7 @@ def trace(
     job: str,
     steps: int,
     stacks: bool,
-    directory: Path | None,
+    directory: str | None,
     socket: str | None,
     at_step: int | None,
     timeout_seconds: float | None,
@@ -327,7 +325,7 @@ def trace(
 
     arguments: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
     if directory is not None:
-        arguments["directory"] = str(directory.absolute())
+        arguments["directory"] = directory
     if at_step is not None:
         arguments["at_step"] = at_step
     replies: list[Reply] = []
@@ -401,9 +399,11 @@ def main() -> NoReturn:
 
 def _analyze(files: list[str]) -> None:
     need_analysis(as_json=False, otherwise=" (--no-analysis works without)")
+    from pacecar.analysis.trace.decoding.remote_file import place_of
+
     from .analyze import AnalyzeOptions, run_analyze
 
-    code = run_analyze(AnalyzeOptions(paths=tuple(Path(file) for file in files)))
+    code = run_analyze(AnalyzeOptions(paths=tuple(map(place_of, files))))
     if code:
         sys.exit(code)
 

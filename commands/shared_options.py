@@ -13,11 +13,21 @@ from pacecar.formatting.plain_text import clean
 if TYPE_CHECKING:
     from pacecar.config import Config
 
-__all__ = ["complain", "config_option", "fail", "load", "need", "need_analysis", "print_json"]
+__all__ = ["complain", "config_option", "fail", "load", "need", "need_analysis", "print_json", "trace_directory_option"]
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
 )
+
+
+def _place(_: click.Context, __: click.Parameter, directory: str | None) -> str | None:
+    return directory if directory is None or "://" in directory else str(Path(directory).absolute())
+
+
+trace_directory_option = click.option(
+    "--directory", metavar="FOLDER|URL", callback=_place, help="Where.  [default: the job's run folder]"
+)
+"""Where the job writes traces: a URL, or the absolute path of a folder."""
 
 
 def load(file: Path | None, flags: dict[str, Any]) -> Config:
