@@ -105,7 +105,8 @@ class Run:
     """The contents of a run folder, for the last recorded steps.
 
     `ledger` is the sum of the last `steps` undisturbed steps of all ranks; `knobs` are those in force on rank 0,
-    `tuner` is the last state of its tuner; `where` is the folder.
+    `tuner` is the last state of its tuner; `where` is the folder.  `compile_shares` is rank -> share of the time of its
+    last steps for which torch.compile compiled, without ranks that did not.
     """
 
     where: str
@@ -116,6 +117,7 @@ class Run:
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
     vitals: Mapping[int, Vitals] = field(default_factory=dict)
     total_wall_ns: Mapping[int, int] = field(default_factory=dict)
+    compile_shares: Mapping[int, float] = field(default_factory=dict)
     ladder: WhatIf | None = None
     stragglers: tuple[Straggler, ...] = ()
     advice: tuple[Decision, ...] = ()

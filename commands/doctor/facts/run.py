@@ -9,7 +9,7 @@ Lines that are not records are counted and skipped; a last line without a newlin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -137,11 +137,20 @@ def _run(folder: Path, ranks: dict[int, _Rank]) -> Run:
         knobs={} if lowest.last is None else lowest.last.knobs.values,
         vitals={number: rank.vitals for number, rank in ranks.items() if rank.vitals is not None},
         total_wall_ns={number: rank.last.totals.wall_ns for number, rank in ranks.items() if rank.last is not None},
+        compile_shares={number: share for number, rank in ranks.items() if (share := _compile_share(rank.steps))},
         ladder=ladders.get(None, next((ladders[of] for of in sorted(o for o in ladders if o is not None)), None)),
         stragglers=tuple(said for said in stragglers.values() if not said.ended),
         advice=tuple(lowest.advice.values()),
         tuner=lowest.tuner,
     )
+
+
+def _compile_share(steps: Sequence[StepRecord]) -> float | None:
+    """Return the share of the time after the first of `steps` for which torch.compile compiled; None if unknown."""
+    if len(steps) < 2 or steps[0].total_compile_ns is None or steps[-1].total_compile_ns is None:
+        return None
+    wall_ns = steps[-1].totals.wall_ns - steps[0].totals.wall_ns
+    return (steps[-1].total_compile_ns - steps[0].total_compile_ns) / wall_ns if wall_ns > 0 else None
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:

@@ -36,6 +36,9 @@ CHECKPOINT_COSTLY_RATIO_MIN = 0.05
 """From this share of the time on, checkpoints are a substantial loss.  Background checkpoints cost one or two percent,
 which is CHECKPOINT_RATIO_MIN."""
 
+RECOMPILED_RATIO_MIN = 0.02
+"""From this share of the last steps on, compiling is a loss.  One compilation takes as long as dozens of steps."""
+
 
 def _knob(facts: NodeFacts, name: str) -> list[FindingEvidence]:
     if facts.run is None or name not in facts.run.knobs:
@@ -93,6 +96,21 @@ def _host_bound(facts: NodeFacts) -> Hit | None:
         evidence.append(compiled[0].as_evidence("compiled already"))
         remedy = 'torch.compile(model, mode="reduce-overhead")    # CUDA graphs'
     return Hit(evidence, remedy, run.gain("launch_gaps_gone"))
+
+
+def _recompiles(facts: NodeFacts) -> Hit | None:
+    run = facts.run
+    found = (
+        {} if run is None else {r: share for r, share in run.compile_shares.items() if share >= RECOMPILED_RATIO_MIN}
+    )
+    if run is None or not found:
+        return None
+    evidence = [
+        FindingEvidence(f"rank {rank} compiles", f"{share:.1%} of its last steps", f"{run.where}/rank{rank}.jsonl")
+        for rank, share in sorted(found.items())
+    ]
+    remedy = "TORCH_LOGS=recompiles    # says what changes; if shapes: dynamic=True, or pad batches to a few lengths"
+    return Hit(evidence, remedy, Gain(min(1.0, max(found.values())), "all compilations after the first steps"))
 
 
 def _copies(facts: NodeFacts) -> Hit | None:
@@ -260,6 +278,9 @@ RULES = (
     Rule("job-host-bound", Severity.WARNING, "The device waits for the host to launch work",
          "kernels take less time than Python needs to launch the next one", "--run",
          TORCH.at("torch.compile; CUDA semantics, CUDA Graphs"), _host_bound),
+    Rule("job-recompiles", Severity.WARNING, "torch.compile compiles again and again",
+         "a shape, a flag or a module that changes needs other code, and all ranks wait for it", "--run",
+         TORCH.at("torch.compile, Dealing with Recompilations"), _recompiles),
     Rule("job-copies", Severity.WARNING, "The step waits for copies",
          "copies from pageable memory block, and nothing else runs", "--run",
          TORCH.at("CUDA semantics, Use pinned memory buffers"), _copies),

@@ -381,6 +381,7 @@ FAULTS = (
     Fault("job-host-bound", h100_node,
           both(job(ledger={"host_bound": 105}), script("loader =", "model = torch.compile(model)\nloader =")),
           shows="compiled already"),
+    Fault("job-recompiles", h100_node, job(compile_ns=3 * MS), shows="6.0% of its last steps"),
     Fault("job-copies", h100_node, job(ledger={"exposed_copy": 25}), shows="20.0%"),
     Fault("job-optimizer", h100_node, job(ledger={"optimizer_host": 25}), shows="20.0%"),
     Fault("job-checkpoint", h100_node, job(checkpoint_ns=80 * MS), shows="8.0%"),

@@ -299,13 +299,14 @@ def records(rank: int, **changes) -> list[object]:
         interface=changes.pop("interface", None),
     )  # fmt: skip
     knobs = Knobs(values={"bucket_bytes": 26214400, "loader_workers": 8} | changes.pop("knobs", {}))
+    compile_ns = changes.pop("compile_ns", 0)
     steps = [
         StepRecord(
             job="j", rank=rank, step=n, ended_wall_ns=n, wall_ns=wall, data_wait_ns=0, forward_ns=1, backward_ns=1,
             optimizer_ns=1, micro_batches=1, samples=1, tokens=None, ledger=ledger, source="exact",
-            calibration_age_steps=0, totals=Ledger(wall_ns=1000 * MS, compute_ns=1000 * MS), total_steps=n + 1,
-            total_samples=None, total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0,
-            dropped_records=0, knobs=knobs,
+            calibration_age_steps=0, totals=Ledger(wall_ns=(n + 1) * 50 * MS, compute_ns=(n + 1) * 50 * MS),
+            total_steps=n + 1, total_samples=None, total_tokens=None, overhead_ns=0, total_overhead_ns=0,
+            total_windows=0, dropped_records=0, knobs=knobs, total_compile_ns=30 * MS + compile_ns * n,
         )
         for n in range(20)
     ]  # fmt: skip
