@@ -41,6 +41,10 @@ ALLOWANCE_STEPS = 5
 An advance on the budget, not an addition: adding 10 steps cost 1.1 % of 700 steps if the default was best already.
 """
 
+FORECAST_ALLOWANCE_STEPS = 2
+"""The same for candidates with a forecast: one of them that is vague, or several that promise a gain, may be tried at
+once.  With five steps, replays of 300 steps lost 0.5 % in 41 of 168 cases with nothing to gain, with two in 17."""
+
 TRIALS_SHARE = 0.75
 """Share of the budget for beginning trials; the rest covers what they cost beyond the forecast."""
 
@@ -92,9 +96,10 @@ class ExplorationBudget:
         self._banked_ns += max(0.0, self._stretch_ns)
         self._stretch_ns = 0.0
 
-    def left_ns(self, typical_ns: float) -> float:
-        """Return what may still be lost now."""
-        advance = ALLOWANCE_STEPS * typical_ns + self._advance_from_ns
+    def left_ns(self, typical_ns: float, *, is_forecast: bool) -> float:
+        """Return what may still be lost now in trials of candidates with a forecast, or of others."""
+        steps = FORECAST_ALLOWANCE_STEPS if is_forecast else ALLOWANCE_STEPS
+        advance = steps * typical_ns + self._advance_from_ns
         return max(TRIALS_SHARE * self._budget_ratio * self._elapsed_ns, advance) - self.spent_ns
 
     def start_anew(self, typical_ns: float, *, steps: int) -> None:
@@ -110,9 +115,7 @@ class ExplorationBudget:
             self._advance_from_ns, self._advanced_at_ns = self.spent_ns, self._elapsed_ns
 
     def wait_steps(self, typical_ns: float, needed_ns: float) -> int | None:
-        """Return the number of steps until `needed_ns` may be lost; None for never (the budget is zero)."""
-        if needed_ns <= self.left_ns(typical_ns):
-            return 0
+        """Return the number of steps until `needed_ns`, more than is left, may be lost; None for never."""
         missing = needed_ns + self.spent_ns - TRIALS_SHARE * self._budget_ratio * self._elapsed_ns
         gained = TRIALS_SHARE * self._budget_ratio * typical_ns
         return None if gained <= 0 else int(missing / gained) + 1

@@ -169,7 +169,11 @@ class CandidateSelection:
         if not worth:
             return CandidateChoice(None, "; ".join(left_out) or "nothing near it is better")
         costs = {candidate: typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth}
-        affordable = [candidate for candidate, cost in costs.items() if cost <= budget.left_ns(typical_ns)]
+        affordable = [
+            candidate
+            for candidate, cost in costs.items()
+            if cost <= budget.left_ns(typical_ns, is_forecast=known_gain(candidate.forecast) is not None)
+        ]
         if not affordable:
             return CandidateChoice(None, missing_ns=min(costs.values()), untried=len(worth))
         best = max(affordable, key=lambda candidate: worth[candidate])

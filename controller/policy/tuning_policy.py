@@ -351,7 +351,9 @@ class TuningPolicy(Policy):
             change = change or self._changes.jump(self._pace, step)
         if end is None and change is not None:
             end = opened.trial.give_up("the pace moved meanwhile")
-        if end is None and self._budget.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+        is_forecast = known_gain(opened.candidate.forecast) is not None
+        is_spent = self._budget.left_ns(step.pace_ns, is_forecast=is_forecast) < 0
+        if end is None and is_spent and not opened.trial.looks_better:
             end = opened.trial.give_up("the exploration budget is spent")
         has_new_pair = opened.trial.pairs > pairs and opened.trial.is_screened
         if end is None and has_new_pair and self._selection.is_outdone(self._kept, opened.candidate, opened.trial):
