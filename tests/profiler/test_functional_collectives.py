@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 JOB = Path(__file__).with_name("job_tensor_parallel.py")
 
-LATE_SECONDS = 0.05
+LATE_SECONDS = 0.1
 """Much more than a step of the job computes."""
 
-WAITED_NS_MIN = LATE_SECONDS * 1e9 / 4
+WAITED_NS_MIN = LATE_SECONDS * 1e9 / 8
 """On a busy machine the rank that waits comes late itself.  Written down as compute the waiting left 0.2 ms of this."""
 
 
