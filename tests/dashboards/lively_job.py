@@ -73,11 +73,13 @@ class LivelyJob(ShowJob):
         """Say nothing at once."""
 
     def _hello(self, rank: int) -> JobHello:
+        now_ns = time.time_ns()
         hello: JobHello = msgspec.structs.replace(
             super()._hello(rank), launch=hashlib.sha256(self.name.encode()).hexdigest()[:LAUNCH_DIGITS],
             local_rank=rank % self.ranks, host=f"node-{'abcd'[rank // self.ranks]}", device=f"cuda:{rank % self.ranks}",
-            device_uuid=f"GPU-{rank % self.ranks:04d}", started_wall_ns=time.time_ns(), slurm_job=None,
+            device_uuid=f"GPU-{rank % self.ranks:04d}", started_wall_ns=now_ns, slurm_job=None,
             world_size=len(self.totals), parallel={"data": len(self.totals)},
+            process_wall_ns=now_ns - (31 + rank % 4) * 1000 * MS,
         )  # fmt: skip
         return hello
 
