@@ -89,7 +89,7 @@ GOOGLE_NAMES = {
 """Google's name -> the headings that it covers; each heading is in exactly one."""
 
 CLOCK_JUMP_NS = 600_000_000_000
-"""An attempt that is silent for ten minutes longer than its steps took is rarer than a clock that was set."""
+"""Ten minutes between two steps, beside what the second one took, are rarer than a clock that was set."""
 
 INTERVALS_MAX = 24
 """Intervals of a life: enough to see when it went wrong, and a screen of rows."""
@@ -304,7 +304,7 @@ def _lay(attempt: Attempt, now: int, lost: list[int] | None, jumps: list[int]) -
     begin_ns = now
     for place, row in enumerate(attempt.rows):
         before = row.ended_ns - row.wall_ns - now
-        # A start-up may take hours, so there only a clock that goes back shows.
+        # A start-up may take hours, and so may what follows the last step: there only a clock that goes back shows.
         if before < -CLOCK_JUMP_NS or (place and before > CLOCK_JUMP_NS):
             jumps.append(before)
             before, now = 0, row.ended_ns - row.wall_ns
@@ -316,7 +316,7 @@ def _lay(attempt: Attempt, now: int, lost: list[int] | None, jumps: list[int]) -
         yield from _charged(row, 0 if lost is None else lost[place], is_first=place == 0 and row.steps == 1)
         now += before + row.wall_ns
     rest = attempt.ended_ns - now
-    if attempt.rows and not -CLOCK_JUMP_NS <= rest <= CLOCK_JUMP_NS and not attempt.hangs:
+    if attempt.rows and rest < -CLOCK_JUMP_NS:
         jumps.append(rest)
     elif not attempt.rows:
         yield from _start_up(attempt, begin_ns, max(0, rest))

@@ -150,6 +150,14 @@ def test_a_clock_that_was_set_is_counted_and_left_out() -> None:
     assert back.wall_ns == 140 * S
 
 
+def test_what_follows_the_last_step_may_take_long() -> None:
+    evaluated = lived(attempt(0, 2, tail_s=1800, is_failed=False))
+    assert evaluated.jumps_ns == ()
+    assert seconds(evaluated)["unrecorded"] == 1800
+    assert seconds(lived(attempt(0, 2, tail_s=1800, hangs=True)))["hang"] == 1800
+    assert lived(attempt(0, 2, tail_s=-1800)).jumps_ns == (-1800 * S,)
+
+
 def test_clocks_that_are_apart_by_a_little_make_the_life_no_longer() -> None:
     steady = attempt(0, 6, is_failed=False)
     rows = [row._replace(ended_ns=row.ended_ns + 1000 * (place % 2)) for place, row in enumerate(steady.rows, start=1)]
