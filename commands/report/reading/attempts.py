@@ -17,7 +17,7 @@ import msgspec
 
 from pacecar.ledger.attempt_rows import row_between
 from pacecar.ledger.attempts import Attempt, JobLife, StepRow, charge
-from pacecar.records import HangSuspicion, StepRecord
+from pacecar.records import Goodbye, HangSuspicion, StepRecord
 from pacecar.records.final_totals import completed
 
 from .notices import ReportNotices
@@ -165,10 +165,14 @@ class AttemptSums:
             ended_ns=max(ended_ns, began_ns),
             number=None if start is None else start.attempt,
             rendezvous_ns=None if start is None else start.rendezvous_ns,
-            is_failed=len(goodbyes) < ranks or any(bye.reason.startswith(FAILED) for bye in goodbyes),
+            is_failed=len(goodbyes) < ranks or any(map(_has_failed, goodbyes)),
             saved_steps=None if last is None else last.saved_steps,
-            hangs=any(not hang.ended for hang in _last_hangs(index, life)) and not goodbyes,
+            hangs=any(not hang.ended for hang in _last_hangs(index, life)) and all(map(_has_failed, goodbyes)),
         )
+
+
+def _has_failed(bye: Goodbye) -> bool:
+    return bye.reason.startswith(FAILED)
 
 
 def _last_hangs(index: RunIndex, life: int) -> list[HangSuspicion]:

@@ -163,6 +163,17 @@ def test_a_job_that_hangs_to_its_end_is_charged_to_the_hang(tmp_path: Path) -> N
     assert life_of(written(tmp_path / "run", [*attempt(0, 20), hang])).headings_ns["hang"] == 60 * S
 
 
+def test_a_hang_that_a_timeout_ends_is_charged_to_the_hang(tmp_path: Path) -> None:
+    hang = HangSuspicion(
+        job="j", rank=0, step=20, phase="tail", wall_ns=START_NS + 62 * S, silent_ns=60 * S, last_collective=None,
+        collectives=None, stack=None,
+    )  # fmt: skip
+    for reason, heading in (("failed: DistBackendError", "hang"), ("finished", "unrecorded")):
+        bye = msgspec.structs.replace(goodbye(1802 * S), reason=reason)
+        life = life_of(written(tmp_path / heading, [*attempt(0, 20), hang, bye]))
+        assert life.headings_ns[heading] == 1800 * S
+
+
 def test_a_checkpoint_and_steps_after_it_decide_what_a_failed_job_lost(tmp_path: Path) -> None:
     records = [
         msgspec.structs.replace(one, saved_steps=8) if isinstance(one, StepRecord) and one.step >= 8 else one
