@@ -180,6 +180,8 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.Monke
         ("rank7.12.pt.trace.json", 7),  # Composer's TorchProfiler
         ("worker3.1712345678901.pt.trace.json", 3),  # tensorboard_trace_handler(worker_name=...)
         ("node7_4242.1712345678901234.pt.trace.json", None),  # the handler by itself: host and process
+        ("llama-worker-2_4242.1712345678901234.pt.trace.json", None),  # the same in a pod of Kubeflow's
+        ("trace-lora-rank16-step40-rank3.json.gz", 3),  # ours, of a job called so
         ("libkineto_activities_4242.json", None),  # dynolog
         ("trace_4242.json", None),
         ("merged_trace.json", None),
