@@ -34,10 +34,9 @@ class _JobGroup(click.Group):
     """A group whose argument, the job, may be left out before a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = [place for place, word in enumerate(args) if not word.startswith("-")]
-        is_command = [args[place] in self.commands for place in words[:2]]
-        if is_command in ([True], [True, False]):
-            args.insert(words[0], "")
+        is_command = [word in self.commands for word in args[:2]]
+        if is_command in ([True], [True, False]):  # a later word may be an option's value
+            args.insert(0, "")
         return super().parse_args(ctx, args)
 
 

@@ -33,9 +33,10 @@ def answers(replies: list[RankReply], world_size: int) -> list[JobAnswer]:
 def test_the_job_may_be_left_out_before_a_command_and_be_called_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(daemon_client, "ask_job", lambda *given: asked.append(given[1:]) or iter([DONE]))
-    for words in (["show"], ["j", "show"], ["show", "show"], ["tune", "freeze"], ["show", "tune", "freeze"]):
+    for words in (["show"], ["j", "show"], ["show", "show"], ["tune", "freeze"], ["show", "tune", "freeze"],
+                  ["dump", "--directory", "dump"]):  # fmt: skip
         CliRunner().invoke(cli, ["job", *words])
-    assert [given[0] for given in asked] == ["", "j", "show", "", "show"]
+    assert [given[0] for given in asked] == ["", "j", "show", "", "show", ""]
     assert asked[4][1:] == ("tune", {"order": "freeze"})
 
 
