@@ -32,6 +32,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Answer, Command, JobHello, Knobs, KnobValue
 from pacecar.records.hangs import HangEvidence
 from pacecar.records.job_orders import REPLIES_MAX, JobAnswer, JobNews, JobOrder, RankReply
+from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 
 from ..hangs.account_road import Later, Question, RankReplies
 from ..hangs.hang_evidence import write_evidence
@@ -206,6 +207,8 @@ class JobOrders:
             self._kept.popitem(last=False)
 
     def _own(self, state: Literal["accepted", "done", "refused"], detail: str) -> RankReply:
+        """Return this rank's reply; a store's error may be a page long, and a path any bytes."""
+        detail = detail.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
         return RankReply(rank=self._hello.rank, state=state, detail=detail, host=self._hello.host)
 
     def _standing(self) -> RankReply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, SystemClock
@@ -75,6 +76,14 @@ def test_an_order_that_comes_twice_is_carried_out_once_and_says_how_far_it_is():
 
 def test_a_refusal_of_the_hook_is_the_ranks_reply():
     assert Rank(refusal="16 commands are waiting already").asked(TUNE).detail == "16 commands are waiting already"
+
+
+@pytest.mark.parametrize("words", ["<html>" * 2000, "/data/\udcff: no space left on device"])
+def test_words_that_no_frame_takes_do_not_silence_the_rank(words: str):
+    reply = Rank(refusal=words).asked(TUNE)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(RankReplies((reply,))), type=RankReplies)
+    assert again.replies[0].state == "refused"
+    assert again.replies[0].detail[:6] == words[:6]
 
 
 def test_a_rank_of_another_user_refuses_and_says_so_but_obeys_root():
