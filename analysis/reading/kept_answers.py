@@ -123,11 +123,12 @@ class AnswerCache:
     def __init__(self, folder: Path, version: str) -> None:
         self._folder = folder
         self._version = version
+        self._paths: dict[FileTask, Path | None] = {}
         self.failed: str | None = None
 
     def get(self, task: FileTask) -> WorkerAnswer | None:
-        """Return the answer for a task, None if there is none."""
-        path = self._path(task)
+        """Return the answer for a task, None if there is none; to be called before its file is read."""
+        path = self._paths[task] = self._path(task)
         if path is None:
             return None
         try:
@@ -136,8 +137,11 @@ class AnswerCache:
             return None
 
     def keep(self, task: FileTask, answer: WorkerAnswer) -> None:
-        """Write an answer; a folder that cannot be written is said once, in `failed`."""
-        path = self._path(task)
+        """Write an answer, as that of what the file was before: it may have grown while it was read.
+
+        A folder that cannot be written is said once, in `failed`.
+        """
+        path = self._paths[task]
         if path is None or self.failed is not None or (data := encode_answer(answer)) is None:
             return
         try:

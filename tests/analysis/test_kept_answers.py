@@ -93,6 +93,24 @@ def test_a_file_that_changed_and_another_question_are_read_anew(
     assert sorted(opened) == ["rank0.json", "rank0.json", "rank1.json", "rank2.json"]
 
 
+def test_a_file_that_grows_while_it_is_read_is_read_anew(
+    ranks: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ranks[1].read_bytes()
+    ranks[1].write_bytes(whole[:-200])
+
+    def slow(task: FileTask, progress: Callable[[int, int | None], None] | None = None) -> WorkerAnswer:
+        answer = read_one(task, progress)
+        ranks[1].write_bytes(whole)
+        return answer
+
+    with monkeypatch.context() as reading:
+        reading.setattr(parallel_reading, "read_one", slow)
+        analyze_files(ranks[1:2], Options(cache=tmp_path / "kept"))
+    again = analyze_files(ranks[1:2], Options(cache=tmp_path / "kept"))
+    assert encoded(again) == encoded(analyze_files(ranks[1:2]))
+
+
 @pytest.mark.parametrize("damage", [b"", b"not zlib", zlib.compress(b"not an answer"), None])
 def test_a_damaged_answer_is_read_anew(
     ranks: list[Path], tmp_path: Path, opened: list[str], damage: bytes | None
