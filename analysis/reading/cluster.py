@@ -60,7 +60,10 @@ def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
     error = future.exception()
     if error is None:
         answer: WorkerAnswer | bytes = future.result()
-        return decode_answer(answer) if isinstance(answer, bytes) else answer
+        try:
+            return decode_answer(answer) if isinstance(answer, bytes) else answer
+        except ValueError as error:
+            raise EngineError(f"the dask workers have another version of pacecar than this one ({error})") from error
     if type(error).__name__ == "KilledWorker":
         return WorkerAnswer(error=TraceWarning("worker_died", f"{task.path}: the dask workers that read it died"))
     if isinstance(error, ImportError):

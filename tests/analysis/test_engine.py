@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +194,30 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
         analyze_files(ranks, Options(engine="dask", dask_address=f"tcp://127.0.0.1:{port}"))
     assert time.monotonic() - started < 10
     assert "\n" not in str(raised.value)
+
+
+def test_workers_of_another_version_are_one_clear_error(ranks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    from pacecar.analysis.reading import cluster
+
+    class Future:
+        def exception(self) -> None: ...
+
+        def result(self) -> bytes:
+            return zlib.compress(msgspec.msgpack.encode(["of another version"]))
+
+    class Client:
+        loop = None
+
+        def submit(self, *_: object, **__: object) -> Future:
+            return Future()
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(cluster, "_connect", lambda _: Client())
+    monkeypatch.setattr(distributed, "as_completed", lambda futures, loop: iter(futures))
+    with pytest.raises(EngineError, match="another version of pacecar"):
+        analyze_files(ranks, Options(engine="dask", dask_address="tcp://scheduler:8786"))
 
 
 @pytest.mark.slow
