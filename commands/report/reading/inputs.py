@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -25,6 +25,7 @@ from pacecar.records.rank_file import (
 )
 from pacecar.records.recording import Recording, RecordingError, Tick, read_recording
 
+from .lives import lives_of
 from .notices import ReportError, ReportNotices
 
 __all__ = ["Inputs", "Row", "find_inputs"]
@@ -55,7 +56,8 @@ Row = tuple[int, int, int, JobRecord]
 class RankInput(NamedTuple):
     """`rank<r>.jsonl` of one rank, up to its size when the report began, so that both readings see the same.
 
-    If each attempt has a folder of its own, `attempt` is the place of this one's among them.
+    If each attempt has a folder of its own, `attempt` is the place of this one's among them.  `lives` are those that
+    begin at its hellos.
     """
 
     path: Path
@@ -63,16 +65,18 @@ class RankInput(NamedTuple):
     bytes_end: int
     piece_bytes: int
     attempt: int | None = None
+    lives: Sequence[int] = ()
 
     @property
     def place(self) -> str:
         """The file's name in messages."""
         return self.path.name if self.attempt is None else f"{self.path.parent.name}/{self.path.name}"
 
-    @property
-    def first_life(self) -> int:
-        """The first life in it."""
-        return 0 if self.attempt is None else self.attempt * LIVES_MAX
+    def life(self, hellos: int) -> int:
+        """Return the life after so many hellos."""
+        first = 0 if self.attempt is None else self.attempt * LIVES_MAX
+        place = max(0, hellos - 1)
+        return first + (self.lives[place] if place < len(self.lives) else place)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
             if told_rank != file.rank and told_rank is not None:
                 notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}, left out")
                 continue
-            yield file.rank, file.first_life + max(0, lives - 1), number, record
+            yield file.rank, file.life(lives), number, record
     except OSError as error:
         notices.add(file.place, "read", f"{file.path}: cannot be read: {error.strerror or error}")
         return
@@ -199,6 +203,28 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
         notices.add(file.place, "cut", text, is_damage=False)
     if not has_spoken:
         notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
+
+
+def _with_lives(files: Sequence[RankInput]) -> list[RankInput]:
+    """Return the files of one folder with the lives in them."""
+    lives = lives_of([_hellos(file) for file in files]) if len(files) > 1 else [[]]
+    return [file._replace(lives=own) for file, own in zip(files, lives, strict=True)]
+
+
+def _hellos(file: RankInput) -> list[JobHello | None]:
+    found: list[JobHello | None] = []
+    try:
+        for _, line in RankFile(file.path, piece_bytes=file.piece_bytes).lines(file.bytes_end):
+            if line is None or b'"hello"' not in line or _kind_of(line) != b"hello":
+                continue
+            try:
+                hello = decode(line)
+            except NOT_A_RECORD:
+                hello = None
+            found.append(hello if isinstance(hello, JobHello) else None)
+    except OSError:
+        pass  # said when its records are read
+    return found
 
 
 def _kind_of(line: bytes) -> bytes | None:
@@ -294,6 +320,7 @@ def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     if not files:
         said = f": {notices.list()[0].text}" if notices.list() else ""
         raise ReportError(f"{run}: not a run folder: no readable rank<r>.jsonl{said}")
+    files = [one for _, its in groupby(files, key=lambda file: file.attempt) for one in _with_lives(list(its))]
     found = [path for folder in (run, run / "recordings") for path in folder.glob("*.recording")]
     # Names begin with the time of writing.
     found.sort(key=lambda path: path.name)

@@ -13,7 +13,7 @@ from pacecar.commands.report.document import Report
 from pacecar.commands.report.reading.attempts import ROWS_MAX
 from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.ledger.attempts import JobLife
-from pacecar.records import Goodbye, HangSuspicion, JobRecord, Ledger, StepRecord, Straggler
+from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Ledger, StepRecord, Straggler
 from tests.commands.report.runs import MS, START_NS, decision, hello, lines, step, verdict
 
 S = 1000 * MS
@@ -98,6 +98,33 @@ def test_missing_files_of_an_attempt_leave_the_rest(tmp_path: Path) -> None:
     written(run / "b", [], attempt(10 * S, 20, resumed=15, rank=1, ranks=2))
     (run / "b" / "rank0.jsonl").unlink()
     assert [one.lost_steps for one in life_of(run).attempts] == [5, None]
+
+
+@pytest.mark.parametrize("tells", ["attempt", "launch", "time"])
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_rank_that_was_not_there_in_one_attempt_does_not_move_the_later_ones(
+    tmp_path: Path, absent: int, tells: str
+) -> None:
+    """It died before it attached, or the job was smaller."""
+
+    def told(record: JobRecord, place: int) -> JobRecord:
+        if not isinstance(record, JobHello) or tells == "time":
+            return record
+        return msgspec.structs.replace(record, **{tells: place if tells == "attempt" else f"{place}"})
+
+    def file(rank: int, places: Sequence[int]) -> list[JobRecord]:
+        return [
+            told(record, place)
+            for place in places
+            for record in attempt(place * 100 * S, 20, resumed=20 * place, rank=rank, ranks=3)
+        ]
+
+    files = [file(rank, (0, 2) if rank == absent else (0, 1, 2)) for rank in range(3)]
+    life = life_of(written(tmp_path / "run", *files))
+    assert [one.began_wall_ns - START_NS for one in life.attempts] == [-2 * S, 98 * S, 198 * S]
+    assert [one.lost_steps for one in life.attempts[:2]] == [0, 0]
+    assert life.headings_ns["down"] == 2 * 96 * S
+    assert life.headings_ns["unrecorded"] == 0
 
 
 def test_an_attempt_whose_hello_is_lost_begins_with_its_first_step(tmp_path: Path) -> None:
