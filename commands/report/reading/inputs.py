@@ -279,10 +279,16 @@ def _attempt_folders(run: Path) -> list[dict[int, Path]]:
         except OSError:
             continue
         if files:
-            started.append((_started_ns(next(iter(files.values()))), folder.name, files))
+            at = next((at for file in files.values() if (at := _started_ns(file)) is not None), None)
+            started.append((at, _with_numbers(folder.name), files))
     # Without a readable hello, the name must do.
     is_told = all(at is not None for at, _, _ in started)
     return [files for _, _, files in sorted(started, key=lambda one: (one[0] or 0 if is_told else 0, one[1]))]
+
+
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """Return a key by which attempt-10 follows attempt-9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def _started_ns(path: Path) -> int | None:

@@ -84,6 +84,23 @@ def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_pa
     assert life_of(run) == together
 
 
+def test_an_attempt_without_a_hello_leaves_the_others_in_their_order(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for place in range(12):
+        written(run / f"attempt-{place}", attempt(place * 100 * S, 20, resumed=20 * place))
+    (run / "attempt-5" / "rank0.jsonl").write_bytes(b"")
+    life = life_of(run)
+    assert life.jumps_ns == ()
+    assert [one.first_step for one in life.attempts] == [20 * place + 1 for place in range(12) if place != 5]
+
+
+def test_another_ranks_hello_tells_when_an_attempt_began(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    written(run / "late", [], attempt(10 * S, 20, resumed=20, rank=1, ranks=2))
+    written(run / "z", attempt(0, 20, ranks=2), attempt(0, 20, rank=1, ranks=2))
+    assert [one.first_step for one in life_of(run).attempts] == [1, 21]
+
+
 def test_a_fault_in_one_attempts_folder_is_named_with_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     written(run / "a", attempt(0, 20))
