@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ..joining_ranks import first_line
 from .document import NodeChecks
 
 __all__ = ["check_node", "checked_again"]
@@ -110,22 +111,22 @@ def _check_hardware() -> tuple[list[str], list[str]]:
 def check_node(
     rank: int, node: str, host: str, device: torch.device, *, is_first_here: bool, folder: Path | None
 ) -> NodeChecks:
-    """Run all checks of one rank; what fails is named in `missing`.  `folder` is on the disk to check."""
-    missing = []
+    """Run all checks of one rank; a disk that fails is named in `missing`.  `folder` is on the disk to check."""
+    missing, findings = [], []
     flops = moved = disk = None
-    findings: Iterable[str] = ()
     warnings: Iterable[str] = ()
     try:
         flops, moved = _flops_per_second(device), _copied_bytes_per_second(device)
     except RuntimeError as error:
-        missing.append(f"the device could not be measured: {str(error).splitlines()[0]}")
+        findings.append(f"the device cannot compute: {first_line(error)}")
     if is_first_here:
         try:
             disk = _disk_bytes_per_second(folder)
         except OSError as error:
             missing.append(f"the disk could not be measured: {error}")
         with suppress(ImportError):
-            findings, warnings = _check_hardware()
+            broken, warnings = _check_hardware()
+            findings += broken
     return NodeChecks(
         rank=rank, node=node, host=host, device=_device_name(device), flops_per_second=flops,
         memory_bytes_per_second=moved, disk_bytes_per_second=disk, findings=tuple(findings),

@@ -7,9 +7,12 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from pacecar.commands.preflight import node_checks
 from pacecar.commands.preflight.document import LinkMeeting, NodeChecks
 from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_rounds
+from pacecar.commands.preflight.run_preflight import FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
 from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
 
@@ -132,6 +135,21 @@ def test_alone_a_rank_is_compared_with_an_earlier_run_or_not_at_all() -> None:
     assert judge_nodes(alone, TOLERANCE) == ([], ["compute of cpu: no peer to compare with"])
     faults, untold = judge_nodes(alone, TOLERANCE, nodes(4))
     assert ([fault.check for fault in faults], untold) == (["compute"], [])
+
+
+def test_a_device_that_cannot_compute_makes_its_node_unfit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(device: torch.device) -> float:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(node_checks, "_flops_per_second", broken)
+    monkeypatch.setattr(node_checks, "_disk_bytes_per_second", lambda folder: 1e9)
+    monkeypatch.setattr(node_checks, "_check_hardware", lambda: ([], []))
+    assert run_alone(PreflightOptions(), environ={"NODE_NAME": "n1"}) == FOUND
+    out = capsys.readouterr().out
+    assert "rank 0 on n1: hardware: the device cannot compute: CUDA error: uncorrectable ECC error encountered\n" in out
+    assert "leave out: n1" in out
 
 
 @pytest.mark.parametrize(
