@@ -11,6 +11,7 @@ row was issued.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ __all__ = ["write_parquet"]
 
 Columns = Mapping[str, Any]
 
+_OURS = re.compile(r"(?:rank|trace)\d{6,}\.parquet")
+
 
 def write_parquet(analysis: Analysis, folder: Path) -> None:
     """Write the lists of the document that have rows, and the rows of its traces, into `folder`, which is made.
 
-    Raises OSError.
+    Rows of other traces, which an earlier run left there, are removed: a query takes all files.  Raises OSError.
     """
     os.close(open_folder(folder, make_mode=FOLDER_MODE))
     for name, rows in csv_tables(analysis.document).items():
@@ -43,6 +46,7 @@ def write_parquet(analysis: Analysis, folder: Path) -> None:
         _write(folder / f"{name}.parquet", {column: pa.array([row.get(column) for row in rows]) for column in columns})
     clocks = {} if analysis.times is None else analysis.times.clocks
     taken: set[int] = set()
+    written: set[Path] = set()
     for number, (report, trace) in enumerate(zip(analysis.document.traces, analysis.tables, strict=True)):
         if trace is None:
             continue
@@ -57,6 +61,11 @@ def write_parquet(analysis: Analysis, folder: Path) -> None:
             count = len(columns["start_ns"])
             who = {"file": _words([report.file], np.zeros(count, dtype=np.int32)), "rank": _same(report.rank, count)}
             _write(folder / part / name, who | columns)
+            written.add(folder / part / name)
+    for part in ("device_rows", "host_rows"):
+        for path in (folder / part).glob("*.parquet"):
+            if path not in written and _OURS.fullmatch(path.name):
+                path.unlink()
 
 
 def _device_rows(trace: Trace) -> dict[str, Any]:

@@ -113,6 +113,16 @@ def test_a_second_trace_of_a_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert [len(rows_of(tmp_path / "out" / "device_rows" / name)) for name in names] == [1, 3]
 
 
+def test_rows_of_an_earlier_run_are_not_left_beside_the_new_ones(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path / f"{rank}.json", "cAcc", rank=rank) for rank in range(3)]
+    out = tmp_path / "out"
+    write_parquet(analyze(paths, Options(keeps_tables=True)), out)
+    (out / "device_rows" / "mine.parquet").write_bytes(b"")
+    write_parquet(analyze(paths[:1], Options(keeps_tables=True)), out)
+    assert sorted(path.name for path in (out / "device_rows").iterdir()) == ["mine.parquet", "rank000000.parquet"]
+    assert [path.name for path in (out / "host_rows").iterdir()] == ["rank000000.parquet"]
+
+
 def test_the_command_writes_it_and_says_where_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": EVENTS}))
     wanted = ["analyze", str(tmp_path / "a.json"), "--json", "--parquet"]
