@@ -10,7 +10,7 @@ are the last steps, and of a joined row the time is lost in proportion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -45,10 +45,24 @@ class _Cost(NamedTuple):
         return self.total_ns * steps // (self.last - self.first + 1) if steps > 0 else 0
 
 
-class _Costs(NamedTuple):
-    stragglers: Sequence[_Cost] = ()
-    hangs: Sequence[_Cost] = ()
-    trials: Sequence[_Cost] = ()
+class _Costs:
+    """Costs of one kind in one life, asked for in the order of its steps: there may be a cost for every few of them."""
+
+    def __init__(self, costs: Iterable[_Cost]) -> None:
+        self._later = sorted(costs, key=lambda cost: -cost.first)
+        self._now: list[_Cost] = []
+
+    def within(self, first: int, last: int) -> int:
+        while self._later and self._later[-1].first <= last:
+            self._now.append(self._later.pop())
+        self._now = [cost for cost in self._now if cost.last >= first]
+        return sum(cost.within(first, last) for cost in self._now)
+
+
+class _CostsOfLife(NamedTuple):
+    hangs: _Costs
+    stragglers: _Costs
+    trials: _Costs
 
 
 class _Rows:
@@ -60,7 +74,7 @@ class _Rows:
         self._rows: list[StepRow] = []
         self._evaluation_ns = 0  # seen, but not in a row yet: a record may already tell of what followed its step
 
-    def add(self, record: StepRecord, costs: _Costs) -> None:
+    def add(self, record: StepRecord, costs: _CostsOfLife) -> None:
         """Add what happened since the record before."""
         before = self.last
         self.last = record
@@ -70,7 +84,7 @@ class _Rows:
             return  # damaged: the next record makes up for it
         self._evaluation_ns += max(0, seen_ns) - row.parts["evaluation"]
         first, last = record.step - row.steps + 1, record.step
-        hang, late, trials = (sum(cost.within(first, last) for cost in one) for one in _in_order(costs))
+        hang, late, trials = (one.within(first, last) for one in costs)
         hang = max(0, hang - row.parts["stopped"])
         exposed_ns = max(0, max(0, row.parts["exposed_communication"] - hang) - late)
         more = {"exposed_communication": exposed_ns, "hang": hang, "straggler_wait": late, "trials": trials}
@@ -82,10 +96,6 @@ class _Rows:
     def rows(self) -> list[StepRow]:
         """Return the rows so far."""
         return self._rows
-
-
-def _in_order(costs: _Costs) -> tuple[Sequence[_Cost], ...]:
-    return costs.hangs, costs.stragglers, costs.trials
 
 
 def _paired(rows: Sequence[StepRow]) -> Iterator[StepRow]:
@@ -112,7 +122,7 @@ class AttemptSums:
         self._index = index
         self._rows: dict[int, _Rows] = {}
         self._ended: dict[int, int] = dict(index.ended_ns)
-        self._costs = {life: _costs_of(index, life) for life in index.lives}
+        self._costs: dict[int, _CostsOfLife] = {}
 
     def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
         """Add what the ranks measured at `key`."""
@@ -124,8 +134,9 @@ class AttemptSums:
             rows = self._rows.get(life)
             if rows is None:
                 rows = self._rows[life] = _Rows(rank)
+                self._costs[life] = _costs_of(self._index, life)
             if rank == rows.rank:
-                rows.add(record, self._costs.get(life, _Costs()))
+                rows.add(record, self._costs[life])
 
     def life(self, name: str, notices: ReportNotices) -> JobLife | None:
         """Return the job's life; None if nothing tells when it began.  What is doubtful is noted."""
@@ -148,7 +159,7 @@ class AttemptSums:
                 more, wall_ns = whole.total_steps - last.total_steps, whole.totals.wall_ns - last.totals.wall_ns
                 number = None if last.global_step is None else last.global_step + more
                 rest = {"step": last.step + more, "ended_wall_ns": last.ended_wall_ns + wall_ns, "global_step": number}
-                rows.add(msgspec.structs.replace(whole, **rest), self._costs.get(life, _Costs()))
+                rows.add(msgspec.structs.replace(whole, **rest), self._costs[life])
         found = [] if rows is None else rows.rows()
         ended_ns = max([self._ended.get(life, 0), *(row.ended_ns for row in found[-1:])])
         if start is not None:
@@ -179,7 +190,7 @@ def _last_hangs(index: RunIndex, life: int) -> list[HangSuspicion]:
     return list({hang.rank: hang for (its, _), hang in index.hangs if its == life}.values())
 
 
-def _costs_of(index: RunIndex, life: int) -> _Costs:
+def _costs_of(index: RunIndex, life: int) -> _CostsOfLife:
     late = {(one.late_rank, one.since_step): one for (its, _), one in index.stragglers if its == life}
     hangs: dict[int, int] = {}
     for (its, step), hang in index.hangs:
@@ -190,12 +201,12 @@ def _costs_of(index: RunIndex, life: int) -> _Costs:
         decision = index.decisions.get((its, number))
         if its == life and decision is not None and verdict.exploration_ns > 0 and verdict.step >= decision.step:
             trials.append(_Cost(decision.step, verdict.step, verdict.exploration_ns))
-    return _Costs(
-        stragglers=[
+    return _CostsOfLife(
+        hangs=_Costs(_Cost(step, step, silent_ns) for step, silent_ns in hangs.items()),
+        stragglers=_Costs(
             _Cost(one.since_step, one.step, one.excess_ns * (one.step - one.since_step + 1))
             for one in late.values()
             if one.excess_ns > 0 and one.step >= one.since_step
-        ],
-        hangs=[_Cost(step, step, silent_ns) for step, silent_ns in hangs.items()],
-        trials=trials,
+        ),
+        trials=_Costs(trials),
     )

@@ -10,6 +10,7 @@ import pytest
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
+from pacecar.commands.report.reading import attempts
 from pacecar.commands.report.reading.attempts import ROWS_MAX
 from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.ledger.attempts import JobLife
@@ -197,6 +198,27 @@ def test_hangs_late_ranks_and_trials_are_taken_out_of_steps(tmp_path: Path) -> N
     # Of 50 ms in each of 19 steps the hang covers one step's, and the wait for a late rank is a part of it.
     assert life.headings_ns["exposed_communication"] == (18 * 50 - 40) * MS
     assert life.headings_ns["productive"] == (19 * 100 - 70 - 18 * 50 - 60) * MS
+
+
+def test_many_costs_are_not_all_looked_at_for_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, looked, within = 400, 0, attempts._Cost.within
+
+    def counted(cost: attempts._Cost, first: int, last: int) -> int:
+        nonlocal looked
+        looked += 1
+        return within(cost, first, last)
+
+    monkeypatch.setattr(attempts._Cost, "within", counted)
+    late = [
+        Straggler(
+            job="j", late_rank=1, cause="compute", phase="forward", evidence="", wall_ns=START_NS, since_step=since,
+            step=since + 1, excess_ns=MS,
+        )
+        for since in range(0, steps, 4)
+    ]  # fmt: skip
+    life = life_of(written(tmp_path / "run", [*attempt(0, steps), *late, goodbye(41 * S)]))
+    assert life.headings_ns["straggler_wait"] == (2 * len(late) - 1) * MS, "all but that of the first step"
+    assert looked <= 2 * steps
 
 
 def test_a_job_that_hangs_to_its_end_is_charged_to_the_hang(tmp_path: Path) -> None:
