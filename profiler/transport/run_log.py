@@ -2,7 +2,7 @@
 
 The queue's thread writes each line with one `write`.  A full disk leaves no partial line behind: it is truncated, the
 record waits, and when the queue is full the oldest records are dropped and counted.  A folder that was removed is made
-again.
+again.  Half a line, left by a node that lost its power, is ended first: the next attempt's hello would be a part of it.
 
 Only its owner can access the file (0600).  A link, a pipe or another user's file in its place is refused, because
 others may be able to write in the folder.
@@ -52,6 +52,8 @@ class _FileCarrier:
         if self._file is None:
             self._file = appending(self._path)
         if not self._has_hello:
+            if not _ends_a_line(self._file):
+                append_whole(self._file, b"\n")
             self._write(self._hello)
             self._has_hello = True
         self._write(record)
@@ -76,3 +78,12 @@ class _FileCarrier:
             self.close()  # open it again for the next record: this file was removed, or its server has forgotten it
             self._has_hello = self._has_hello and not isinstance(error, FileNotFoundError)
             raise
+
+
+def _ends_a_line(handle: int) -> bool:
+    """Return whether a line may follow what the file holds; True if that cannot be read."""
+    try:
+        with open(f"/proc/self/fd/{handle}", "rb", buffering=0) as file:
+            return os.fstat(handle).st_size == 0 or (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n")
+    except OSError:
+        return True

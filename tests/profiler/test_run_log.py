@@ -124,3 +124,16 @@ def test_a_log_that_cannot_be_written_is_named_itself_where_the_records_are_not_
     assert capfd.readouterr().err.splitlines() == [
         f"pacecar: its log cannot be written to {tmp_path}/rank0.log: No space left on device"
     ]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"type":"step"}\n', b'{"type":"step"}\n{"type":"st'])
+def test_half_a_line_of_an_earlier_attempt_does_not_swallow_the_hello(left, run, tmp_path):
+    """The node lost its power while it wrote."""
+    file = tmp_path / "rank0.jsonl"
+    file.write_bytes(left)
+    run.put(step_record())
+    run.close(5.0)
+    *_, hello, record = file.read_bytes().splitlines()
+    assert hello.startswith(b'{"type":"hello"')
+    assert msgspec.json.decode(record, type=StepRecord).step == step_record().step
+    assert b"\n\n" not in file.read_bytes()
