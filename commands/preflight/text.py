@@ -58,6 +58,8 @@ def leave_out(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
     if "SLURM_JOB_ID" in environ:
         return f"leave out: sbatch --exclude={','.join(hosts)}"
     if "KUBERNETES_SERVICE_HOST" in environ:
+        if not environ.get("NODE_NAME"):  # then they are the names of pods
+            return f"leave out the nodes of the pods {' '.join(hosts)} (set NODE_NAME to have them named)"
         return f"leave out: kubectl cordon {' '.join(hosts)}"
     if "OMPI_COMM_WORLD_SIZE" in environ or "PRTE_MCA_prte_launch" in environ:
         return f"leave out of the host file: {' '.join(hosts)}"

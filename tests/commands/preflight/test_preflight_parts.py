@@ -156,7 +156,8 @@ def test_a_device_that_cannot_compute_makes_its_node_unfit(
     ("environ", "words"),
     [
         ({"SLURM_JOB_ID": "7"}, "sbatch --exclude=a,b"),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubectl cordon a b"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "a"}, "kubectl cordon a b"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "the nodes of the pods a b"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "host file: a b"),
         ({}, "leave out: a b"),
     ],
