@@ -356,8 +356,10 @@ class JobOrders:
         while True:
             for one in self._to_all(order):
                 silent[one.rank] = silent[one.rank] + 1 if one.state == "silent" else 0
-                if one.rank not in latest or not 0 < silent[one.rank] < TRACE_SILENT_POLLS_MAX:
-                    latest[one.rank] = one  # else it is writing its file, which may hold Python's lock
+                known = latest.get(one.rank)
+                if known is not None and (known.state == "done" or 0 < silent[one.rank] < TRACE_SILENT_POLLS_MAX):
+                    continue  # it may have left, or is writing its file, which may hold Python's lock
+                latest[one.rank] = one
             replies = [latest[rank] for rank in sorted(latest)]
             written = sum(one.state == "done" for one in replies)
             left = sum(one.state == "accepted" for one in replies)

@@ -13,11 +13,12 @@ from pacecar.commands.daemon_client import ask_job
 from pacecar.commands.job_text import job_document
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.profiler.hangs.account_road import Question, RankReplies
+from pacecar.profiler.orders import job_orders
 from pacecar.profiler.orders.job_news import LatestNews
 from pacecar.profiler.orders.job_orders import ORDER_NUMBERS, UNDER_WAY_MAX, JobOrders, RankState, _first_step
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import Answer, Command, JobLedger, Knobs, Ledger, TunerStatus
-from pacecar.records.job_orders import AttemptSoFar, JobAnswer, JobOrder
+from pacecar.records.job_orders import AttemptSoFar, JobAnswer, JobOrder, RankReply
 from tests.kit.daemons import running_inbox
 from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello, step_record
@@ -172,6 +173,25 @@ def test_the_first_step_of_a_trace_is_far_enough_ahead_for_an_order_to_go_round(
     assert _first_step(100, NS_PER_SECOND // 100, 5)[0] == 400
     assert _first_step(100, 60 * NS_PER_SECOND, 5) == (104, 60.0 + (4 + 25) * 60.0)
     assert _first_step(100, None, 5) == (104, 360.0)
+
+
+def test_the_trace_of_a_rank_that_has_left_since_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_orders, "TRACE_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job_orders, "TRACE_SILENT_POLLS_MAX", 2)
+    polls = [("done", "accepted"), *[("silent", "accepted")] * 3, ("silent", "done")]
+
+    class Passing:
+        def to_all(self, order: JobOrder) -> list[RankReply]:
+            if order.action == "show":
+                return [RankReply(rank=rank, step=7, pace_ns=5) for rank in (0, 1)]
+            states = polls.pop(0)
+            return [RankReply(rank=rank, state=state, detail=f"{rank}.json") for rank, state in enumerate(states)]
+
+    rank = Rank(2)
+    rank.orders._passing = Passing()
+    assert rank.orders.receive(order_command(job_order="trace", steps=1)) is None
+    until(lambda: "written" in getattr(rank.said[-1], "detail", ""))
+    assert rank.said[-1].detail.startswith("2 of 2 ranks have written")
 
 
 @pytest.mark.slow
