@@ -270,13 +270,14 @@ def _from_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
     return inputs
 
 
-def _attempt_folders(run: Path) -> list[dict[int, Path]]:
+def _attempt_folders(run: Path, notices: ReportNotices) -> list[dict[int, Path]]:
     """Return rank -> file of each folder in `run` that has any, in the order in which their jobs started."""
     started = []
     for folder in sorted(run.iterdir()):
         try:
             files = rank_files(folder) if folder.is_dir() else {}
-        except OSError:
+        except OSError as error:
+            notices.add(folder.name, "read", f"{folder}: cannot be read: {error.strerror or error}")
             continue
         if files:
             at = next((at for file in files.values() if (at := _started_ns(file)) is not None), None)
@@ -306,7 +307,7 @@ def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     try:
         names = {path.name for path in run.iterdir()}
         paths = rank_files(run)
-        several = [] if paths else _attempt_folders(run)
+        several = [] if paths else _attempt_folders(run, notices)
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     files = []

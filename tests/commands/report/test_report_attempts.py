@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
-from pacecar.commands.report.reading import attempts
+from pacecar.commands.report.reading import attempts, inputs
 from pacecar.commands.report.reading.attempts import ROWS_MAX
 from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.ledger.attempts import JobLife
@@ -93,6 +95,21 @@ def test_an_attempt_without_a_hello_leaves_the_others_in_their_order(tmp_path: P
     life = life_of(run)
     assert life.jumps_ns == ()
     assert [one.first_step for one in life.attempts] == [20 * place + 1 for place in range(12) if place != 5]
+
+
+def test_an_attempt_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    written(run / "a", attempt(0, 20))
+    written(run / "b", attempt(100 * S, 20))
+    there = inputs.rank_files
+
+    def refused(folder: Path) -> dict[int, Path]:
+        if folder.name == "b":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return there(folder)
+
+    monkeypatch.setattr(inputs, "rank_files", refused)
+    assert [(notice.place, notice.is_damage) for notice in report_of(run).notices] == [("b", True)]
 
 
 def test_another_ranks_hello_tells_when_an_attempt_began(tmp_path: Path) -> None:
