@@ -60,8 +60,10 @@ def find_traces(paths: Iterable[TracePlace], ranks: Container[int] | None = None
                     errors.append(f"{printable(path)}: no trace there (*.json, *.json.gz, *.json.zst)")
                 files.update(dict.fromkeys(remote))
             elif path.is_dir():
-                inside = sorted(_walk(path), key=natural_order)
-                if not inside:
+                shut: list[OSError] = []
+                inside = sorted(_walk(path, shut), key=natural_order)
+                errors += [f"{printable(Path(each.filename))}: {(each.strerror or str(each)).lower()}" for each in shut]
+                if not inside and not shut:
                     errors.append(f"{printable(path)}: no trace in this folder (*.json, *.json.gz, *.json.zst)")
                 files.update(dict.fromkeys(inside))
             else:
@@ -88,12 +90,9 @@ def natural_order(path: TracePlace) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdecimal() and part.isascii() else (0, 0, part) for part in parts]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    # An unreadable subfolder is an error, not an empty folder; links to folders are not followed.
-    for where, _, names in os.walk(folder, onerror=refuse):
+def _walk(folder: Path, shut: list[OSError]) -> Iterator[Path]:
+    """Yield the traces in a folder, and add the errors of folders that cannot be read to `shut`."""
+    for where, _, names in os.walk(folder, onerror=shut.append):  # links to folders are not followed
         for name in names:
             path = Path(where, name)
             # Only files: opening a pipe would wait for a writer.  A pipe given by path is opened, as in `<(zcat x)`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(tmp_path
         assert "permission denied" in find_traces([locked]).errors[0]
     finally:
         locked.chmod(0o700)
+
+
+def test_a_subfolder_that_may_not_be_read_is_said_and_the_rest_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank0.json").write_text("{}")
+    scandir = os.scandir
+
+    def refused(path: str) -> object:
+        if str(path).endswith("/b"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = find_traces([tmp_path])
+    assert [file.parent.name for file in found.files] == ["a", "c"]
+    assert found.errors == (f"{tmp_path}/b: permission denied",)
+    assert find_traces([tmp_path / "b"]).errors == (f"{tmp_path}/b: permission denied",)
 
 
 def test_more_files_than_any_job_has_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
