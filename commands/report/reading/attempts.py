@@ -1,8 +1,8 @@
 """Collects the attempts of a job while its steps are read, for `pacecar.ledger.attempts`.
 
 One rank stands for the job in each attempt: the lowest that has its first step, as all ranks end a step together.
-Beginning and end are those of all ranks.  Rows are differences of the totals in its records, so that steps without a
-record count.
+Beginning and end are those of all ranks, but for one whose clock is ahead.  Rows are differences of the totals in its
+records, so that steps without a record count.
 
 An attempt keeps ROWS_MAX rows at most.  Where there are more, pairs of its older half are joined: what a restart loses
 are the last steps, and of a joined row the time is lost in proportion.
@@ -10,13 +10,14 @@ are the last steps, and of a joined row the time is lost in proportion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median_low
 from typing import NamedTuple
 
 import msgspec
 
 from pacecar.ledger.attempt_rows import row_between
-from pacecar.ledger.attempts import Attempt, JobLife, StepRow, charge
+from pacecar.ledger.attempts import CLOCK_JUMP_NS, Attempt, JobLife, StepRow, charge
 from pacecar.records import Goodbye, HangSuspicion, StepRecord
 from pacecar.records.final_totals import completed
 
@@ -121,7 +122,7 @@ class AttemptSums:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._rows: dict[int, _Rows] = {}
-        self._ended: dict[int, int] = dict(index.ended_ns)
+        self._ended = {life: dict(ranks) for life, ranks in index.ended_ns.items()}
         self._costs: dict[int, _CostsOfLife] = {}
 
     def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
@@ -130,7 +131,8 @@ class AttemptSums:
         for rank, record in measured:
             if not isinstance(record, StepRecord):
                 continue
-            self._ended[life] = max(self._ended.get(life, 0), record.ended_wall_ns)
+            ended = self._ended.setdefault(life, {})
+            ended[rank] = max(ended.get(rank, 0), record.ended_wall_ns)
             rows = self._rows.get(life)
             if rows is None:
                 rows = self._rows[life] = _Rows(rank)
@@ -161,7 +163,8 @@ class AttemptSums:
                 rest = {"step": last.step + more, "ended_wall_ns": last.ended_wall_ns + wall_ns, "global_step": number}
                 rows.add(msgspec.structs.replace(whole, **rest), self._costs[life])
         found = [] if rows is None else rows.rows()
-        ended_ns = max([self._ended.get(life, 0), *(row.ended_ns for row in found[-1:])])
+        own_ns = max([row.ended_ns for row in found[-1:]], default=0)
+        ended_ns = max(own_ns, _last_of(self._ended.get(life, {}), own_ns))
         if start is not None:
             began_ns = start.began_ns
         elif found:
@@ -180,6 +183,12 @@ class AttemptSums:
             saved_steps=None if last is None else last.saved_steps,
             hangs=any(not hang.ended for hang in _last_hangs(index, life)) and all(map(_has_failed, goodbyes)),
         )
+
+
+def _last_of(ended_ns: Mapping[int, int], least_ns: int) -> int:
+    """Return the latest end of the ranks, without those whose clock is ahead of most others'."""
+    usual_ns = max(least_ns, median_low(ended_ns.values())) if ended_ns else least_ns
+    return max((at for at in ended_ns.values() if at - usual_ns <= CLOCK_JUMP_NS), default=0)
 
 
 def _has_failed(bye: Goodbye) -> bool:

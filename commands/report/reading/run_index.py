@@ -61,7 +61,7 @@ class RunIndex:
     """The records of one job except its steps; decisions and verdicts are by (life, number).
 
     `worlds` is life -> the ranks that said hello, and the world size, which changes in an elastic job.  `goodbyes` are
-    by (life, rank).  `ended_ns` is life -> the latest time in any of these records.
+    by (life, rank).  `ended_ns` is life -> rank -> the latest time in any of these records.
     """
 
     job: str
@@ -70,7 +70,7 @@ class RunIndex:
     hellos: dict[int, JobHello] = field(default_factory=dict)
     worlds: dict[int, tuple[set[int], int]] = field(default_factory=dict)
     starts: dict[int, LifeStart] = field(default_factory=dict)
-    ended_ns: dict[int, int] = field(default_factory=dict)
+    ended_ns: dict[int, dict[int, int]] = field(default_factory=dict)
     goodbyes: dict[tuple[int, int], Goodbye] = field(default_factory=dict)
     switches: deque[tuple[Key, KnobSwitch]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     first_switch: Key | None = None
@@ -154,7 +154,8 @@ def index_jobs(rows: Iterable[Row]) -> dict[str, RunIndex]:
         index.records += 1
         index.lives.add(life)
         if isinstance(record, Timed):
-            index.ended_ns[life] = max(record.wall_ns, index.ended_ns.get(life, 0))
+            ended_ns = index.ended_ns.setdefault(life, {})
+            ended_ns[rank] = max(record.wall_ns, ended_ns.get(rank, 0))
         _add(index, rank, life, record)
     return indexes
 

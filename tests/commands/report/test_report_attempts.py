@@ -174,6 +174,16 @@ def test_clocks_that_go_back_between_attempts_are_counted(tmp_path: Path) -> Non
     assert life.wall_ns == 8 * S
 
 
+def test_a_host_whose_clock_is_ahead_makes_no_attempt_longer(tmp_path: Path) -> None:
+    year = 365 * 86400 * S
+    ahead = attempt(year, 20, rank=2, ranks=3)
+    files = [[*attempt(0, 20, rank=rank, ranks=3), goodbye(3 * S, rank)] for rank in (0, 1)]
+    life = life_of(written(tmp_path / "run", *files, [*ahead, goodbye(year + 3 * S, 2)]))
+    assert life.wall_ns == 5 * S
+    killed = life_of(written(tmp_path / "cut", files[0][:10], files[1], files[1][:0]))
+    assert killed.wall_ns == 5 * S, "one rank's records ended early"
+
+
 def test_unknown_steps_are_said_to_be_unknown(tmp_path: Path) -> None:
     report = report_of(written(tmp_path / "run", [*attempt(0, 20, resumed=None), *attempt(10 * S, 5, resumed=None)]))
     assert report.life is not None
