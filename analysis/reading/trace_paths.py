@@ -96,8 +96,15 @@ def _walk(folder: Path, shut: list[OSError]) -> Iterator[Path]:
         for name in names:
             path = Path(where, name)
             # Only files: opening a pipe would wait for a writer.  A pipe given by path is opened, as in `<(zcat x)`.
-            if _TRACE_NAME.search(name) and not name.startswith(".") and (path.is_file() or not path.exists()):
+            if _TRACE_NAME.search(name) and not name.startswith(".") and _may_be_file(path):
                 yield path
+
+
+def _may_be_file(path: Path) -> bool:
+    try:
+        return path.is_file() or not path.exists()
+    except OSError:  # its folder may be listed, but not entered: said when it is read
+        return True
 
 
 def _remote(url: Url) -> Iterator[Url]:

@@ -71,6 +71,25 @@ def test_a_subfolder_that_may_not_be_read_is_said_and_the_rest_is_found(
     assert find_traces([tmp_path / "b"]).errors == (f"{tmp_path}/b: permission denied",)
 
 
+def test_a_folder_that_may_be_listed_but_not_entered_costs_its_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank0.json").write_text("{}")
+    stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "b":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    found = find_traces([tmp_path])
+    assert [file.parent.name for file in found.files] == ["a", "b"], "reading it says why not"
+    assert found.errors == ()
+
+
 def test_more_files_than_any_job_has_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_paths, "FILES_MAX", 2)
     for rank in range(3):
