@@ -1,7 +1,7 @@
 """Collects the attempts of a job while its steps are read, for `pacecar.ledger.attempts`.
 
 One rank stands for the job in each attempt: the lowest that has its first step, as all ranks end a step together.
-Beginning and end are those of all ranks, but for one whose clock is ahead.  Rows are differences of the totals in its
+Beginning and end are those of all ranks, but for one whose clock is wrong.  Rows are differences of the totals in its
 records, so that steps without a record count.
 
 An attempt keeps ROWS_MAX rows at most.  Where there are more, pairs of its older half are joined: what a restart loses
@@ -11,7 +11,7 @@ are the last steps, and of a joined row the time is lost in proportion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import NamedTuple
 
 import msgspec
@@ -166,7 +166,7 @@ class AttemptSums:
         own_ns = max([row.ended_ns for row in found[-1:]], default=0)
         ended_ns = max(own_ns, _last_of(self._ended.get(life, {}), own_ns))
         if start is not None:
-            began_ns = start.began_ns
+            began_ns = _first_of(start.ranks_ns)
         elif found:
             began_ns = found[0].ended_ns - found[0].wall_ns
         else:
@@ -189,6 +189,12 @@ def _last_of(ended_ns: Mapping[int, int], least_ns: int) -> int:
     """Return the latest end of the ranks, without those whose clock is ahead of most others'."""
     usual_ns = max(least_ns, median_low(ended_ns.values())) if ended_ns else least_ns
     return max((at for at in ended_ns.values() if at - usual_ns <= CLOCK_JUMP_NS), default=0)
+
+
+def _first_of(ranks_ns: Sequence[tuple[int, int]]) -> int:
+    """Return when the first rank began, without those whose clock is behind most others' when they attached."""
+    usual_ns = median_high(attached for attached, _ in ranks_ns)
+    return min(began for attached, began in ranks_ns if usual_ns - attached <= CLOCK_JUMP_NS)
 
 
 def _has_failed(bye: Goodbye) -> bool:

@@ -49,9 +49,9 @@ EVENTS_MAX = 20_000
 
 
 class LifeStart(NamedTuple):
-    """When the first process of a life began, when all ranks had met, and the launchers' count of restarts."""
+    """When the ranks of a life attached and their processes began, when all had met, and the launchers' restarts."""
 
-    began_ns: int
+    ranks_ns: tuple[tuple[int, int], ...]
     rendezvous_ns: int | None
     attempt: int | None
 
@@ -202,12 +202,13 @@ def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
 
 
 def _start(known: LifeStart | None, hello: JobHello) -> LifeStart:
-    began_ns = hello.started_wall_ns if hello.process_wall_ns is None else hello.process_wall_ns
+    attached_ns = hello.started_wall_ns
+    its_ns = attached_ns, attached_ns if hello.process_wall_ns is None else hello.process_wall_ns
     if known is None:
-        return LifeStart(began_ns, hello.rendezvous_wall_ns, hello.attempt)
+        return LifeStart((its_ns,), hello.rendezvous_wall_ns, hello.attempt)
     met = [at for at in (known.rendezvous_ns, hello.rendezvous_wall_ns) if at is not None]
     attempt = hello.attempt if known.attempt is None else known.attempt
-    return LifeStart(min(known.began_ns, began_ns), max(met, default=None), attempt)
+    return LifeStart((*known.ranks_ns, its_ns), max(met, default=None), attempt)
 
 
 def _add_switch(index: RunIndex, life: int, switch: KnobSwitch) -> None:

@@ -174,14 +174,26 @@ def test_clocks_that_go_back_between_attempts_are_counted(tmp_path: Path) -> Non
     assert life.wall_ns == 8 * S
 
 
-def test_a_host_whose_clock_is_ahead_makes_no_attempt_longer(tmp_path: Path) -> None:
-    year = 365 * 86400 * S
-    ahead = attempt(year, 20, rank=2, ranks=3)
+@pytest.mark.parametrize("years", [-1, 1])
+def test_a_host_with_a_wrong_clock_makes_no_attempt_longer(tmp_path: Path, years: int) -> None:
+    apart_ns = years * 365 * 86400 * S
+    wrong = attempt(apart_ns, 20, rank=2, ranks=3)
     files = [[*attempt(0, 20, rank=rank, ranks=3), goodbye(3 * S, rank)] for rank in (0, 1)]
-    life = life_of(written(tmp_path / "run", *files, [*ahead, goodbye(year + 3 * S, 2)]))
+    life = life_of(written(tmp_path / "run", *files, [*wrong, goodbye(apart_ns + 3 * S, 2)]))
     assert life.wall_ns == 5 * S
-    killed = life_of(written(tmp_path / "cut", files[0][:10], files[1], files[1][:0]))
-    assert killed.wall_ns == 5 * S, "one rank's records ended early"
+    assert life.jumps_ns == ()
+
+
+def test_a_rank_that_waited_long_for_the_others_began_first(tmp_path: Path) -> None:
+    first, *steps = attempt(0, 20, ranks=2)
+    waited = msgspec.structs.replace(first, process_wall_ns=START_NS - 1800 * S)
+    other = [*attempt(0, 20, rank=1, ranks=2), goodbye(2 * S, 1)]
+    assert life_of(written(tmp_path / "run", [waited, *steps], other)).headings_ns["start_up_rendezvous"] == 1799 * S
+
+
+def test_the_records_of_one_rank_may_end_early(tmp_path: Path) -> None:
+    files = [[*attempt(0, 20, rank=rank, ranks=2), goodbye(3 * S, rank)] for rank in (0, 1)]
+    assert life_of(written(tmp_path / "cut", files[0][:10], files[1])).wall_ns == 5 * S
 
 
 def test_unknown_steps_are_said_to_be_unknown(tmp_path: Path) -> None:
