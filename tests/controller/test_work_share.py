@@ -16,6 +16,7 @@ from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.guards.objection_rollback import ObjectionRollback
 from pacecar.controller.knobs.actuator import ActuatorError, Gather, Objection
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.controller.knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
 from pacecar.controller.knobs.batch.work_share import WorkShareActuator
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
@@ -238,6 +239,17 @@ def test_all_ranks_go_back_once_a_loop_no_longer_trains_on_what_it_was_given(cap
     assert [record.reason for record in records if isinstance(record, Verdict)] == [
         "taken back: on rank 1 the loop or its sampler no longer does what shares of work need"
     ]
+
+
+def test_trying_a_larger_micro_batch_is_not_a_weight_of_the_loops_own() -> None:
+    knob = knob_of(0, [])
+    knob._value = 1
+    knob._batcher.samples.turn(2, 1)
+    assert knob._batcher.samples.is_unproven
+    net = nn.Linear(1, 1)
+    OomSafeTrial(net, knob._batcher).train_batch(torch.ones(EVEN, 1), lambda x: net(x).mean())
+    assert not knob._batcher.samples.is_unproven
+    assert knob.objection() is None
 
 
 def test_an_order_that_changes_within_an_epoch_is_an_objection_and_this_rank_does_its_even_share() -> None:

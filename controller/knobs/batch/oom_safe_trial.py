@@ -255,7 +255,7 @@ class OomSafeTrial:
         """Run forward and backward only to see whether they fit; return why they failed."""
         try:
             with self._undone():
-                self.batcher.backward(loss_fn(largest()), weight=1.0)
+                self.batcher.backward(loss_fn(largest()))
         except Exception as error:  # noqa: BLE001  the other ranks wait for the answer; an error of the script comes again
             return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
         return None
