@@ -118,6 +118,23 @@ def test_shares_are_computed_once_and_kept_for_the_way_back() -> None:
     assert len(answers) == 3
 
 
+class SlicedList(list[int]):
+    longest = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        some = super().__getitem__(at)
+        self.longest = max(self.longest, len(some)) if isinstance(at, slice) else self.longest
+        return some
+
+
+def test_a_batch_costs_the_same_however_long_the_epoch_is() -> None:
+    knob = knob_of(0, [])
+    epoch = knob.begin_epoch(DistributedSampler(list(range(10_000)), 2, 0))  # type: ignore[arg-type]
+    epoch._order = order = SlicedList(range(10_000))
+    assert epoch.lists(7, EVEN, 2) == [[56, 58, 60, 62], [57, 59, 61, 63]]
+    assert order.longest == 2 * EVEN
+
+
 def test_a_rank_that_does_not_answer_leaves_the_shares_as_they_are() -> None:
     knob = WorkShareActuator(
         nn.Linear(1, 1), MicroBatcher(None), 0, 2, start_gather=lambda _: lambda: None, loader=lambda: None,

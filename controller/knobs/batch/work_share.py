@@ -89,7 +89,8 @@ class EpochShare:
             whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
             whole.epoch = self.sampler_epoch
             self._order = list(whole)
-        batch = self._order[place * even * world_size :][: even * world_size]
+        first = place * even * world_size
+        batch = self._order[first : first + even * world_size]
         return [batch[rank::world_size] for rank in range(world_size)]
 
     def is_order_known(self, even: int, rank: int, world_size: int) -> bool:
