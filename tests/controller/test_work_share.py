@@ -118,6 +118,19 @@ def test_shares_are_computed_once_and_kept_for_the_way_back() -> None:
     assert len(answers) == 3
 
 
+def test_shares_can_be_computed_when_the_short_last_batch_of_an_epoch_was_drawn() -> None:
+    knob = knob_of(0, [])
+    sampler: Any = DistributedSampler(list(range(50)), 2, 0)  # type: ignore[arg-type]
+    epoch = knob.begin_epoch(sampler)
+    for some in BatchSampler(sampler, EVEN, drop_last=False):
+        epoch.cut(some)
+    knob.arrived(EVEN, EVEN)
+    for _ in range(20):
+        knob.note(EVEN, 10 * EVEN, 0)
+    knob.apply(1)
+    assert knob.value() == 1
+
+
 class SlicedList(list[int]):
     longest = 0
 

@@ -72,7 +72,8 @@ class EpochShare:
         place, self.drawn = self.drawn, self.drawn + 1
         if type(own) is not list:
             return own
-        self._last = (place, own)
+        if self._last is None or len(own) >= len(self._last[1]):  # not an epoch's short last batch
+            self._last = (place, own)
         mine = self._owner.part(self, place, own)
         self._out.append((len(mine), len(own)))
         return mine
