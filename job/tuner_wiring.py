@@ -229,6 +229,7 @@ class JobKnobs:
             start_gather=partial(agreement.start_gather, VoteSubject.SHARE),
             loader=self.loaders.known,
             has_global_batch=self.global_batch is not None,
+            may_redraw=config.loader_redraw,
         )
         self.loaders.share, batcher.share_factor = share, share.factor
         return share

@@ -371,7 +371,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, model: Any, batche
     else:
         share = WorkShareActuator(
             model, batcher, rank, world, start_gather=partial(agreement.start_gather, VoteSubject.SHARE),
-            loader=lambda: loader, has_global_batch=False,
+            loader=lambda: loader, has_global_batch=False, may_redraw=False,
         )  # fmt: skip
         loader, batcher.share_factor = SwitchableLoader(loader, share), share.factor
         buckets = BucketActuator(config, DdpReducer(model))

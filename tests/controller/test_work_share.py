@@ -19,8 +19,10 @@ from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.controller.knobs.batch.share_plan import RankWork, longest_ns, plan_shares, shares_text
 from pacecar.controller.knobs.batch.work_share import WorkShareActuator
+from pacecar.controller.knobs.dataloader.switchable_loader import SwitchableLoader
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.records import Verdict
+from tests.controller.loaders import Augmented
 
 EVEN = 4
 
@@ -64,7 +66,7 @@ def knob_of(rank: int, answers: list[list[float]], loader: Any = None, **kwargs:
     model = nn.Linear(1, 1)
     return WorkShareActuator(
         model, MicroBatcher(None), rank, 2, start_gather=start, loader=lambda: loader,
-        has_global_batch=kwargs.get("has_global_batch", False),
+        has_global_batch=kwargs.get("has_global_batch", False), may_redraw=kwargs.get("may_redraw", False),
     )  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def test_a_batch_costs_the_same_however_long_the_epoch_is() -> None:
 def test_a_rank_that_does_not_answer_leaves_the_shares_as_they_are() -> None:
     knob = WorkShareActuator(
         nn.Linear(1, 1), MicroBatcher(None), 0, 2, start_gather=lambda _: lambda: None, loader=lambda: None,
-        has_global_batch=False,
+        has_global_batch=False, may_redraw=False,
     )  # fmt: skip
     with pytest.raises(ActuatorError, match="did not answer"):
         knob.apply(1)
@@ -200,8 +202,23 @@ class Custom(BatchSampler):
 )
 def test_samplers_that_cannot_be_split_are_refused_with_what_to_use(make: Any, reason: str) -> None:
     user = make(torch.arange(40))
-    loader = SimpleNamespace(user_loader=user, home=SimpleNamespace(in_flight=0), keeps_position=False)
+    loader = SwitchableLoader(user)
     assert reason in str(knob_of(0, [], loader)._refused_sampler())
+
+
+@pytest.mark.parametrize("may_redraw", [False, True])
+def test_random_augmentation_is_refused_unless_the_user_allows_other_draws(may_redraw: bool) -> None:
+    data = Augmented()
+    loader = SwitchableLoader(DataLoader(data, EVEN, sampler=DistributedSampler(data, 2, 0)))
+    knob = knob_of(0, [], loader, may_redraw=may_redraw)
+    knob.arrived(EVEN, EVEN)
+    assert knob._refused_sampler() is None
+    next(iter(loader))
+    assert knob._refused_sampler() == (
+        None
+        if may_redraw
+        else "loading a batch draws random numbers (augmentation), and another rank would draw others"
+    )
 
 
 def test_a_loop_that_reads_ahead_or_changes_its_batches_is_refused() -> None:

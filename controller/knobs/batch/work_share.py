@@ -103,7 +103,10 @@ class EpochShare:
 
 
 class WorkShareActuator(Actuator):
-    """The knob "work_share"; `loader` returns the training loader, or raises ActuatorError if there is none."""
+    """The knob "work_share"; `loader` returns the training loader, or raises ActuatorError if there is none.
+
+    `may_redraw`: samples may get other random numbers (augmentation), as those that another rank loads do.
+    """
 
     knob = "work_share"
 
@@ -117,6 +120,7 @@ class WorkShareActuator(Actuator):
         start_gather: StartGather,
         loader: Callable[[], Any],
         has_global_batch: bool,
+        may_redraw: bool,
     ) -> None:
         self._model = model
         self._batcher = batcher
@@ -125,6 +129,7 @@ class WorkShareActuator(Actuator):
         self._start_gather = start_gather
         self._loader = loader
         self._has_global_batch = has_global_batch
+        self._may_redraw = may_redraw
         self._value = 0
         self._shares: dict[int, tuple[int, ...] | None] = {0: None}
         self._begins: list[tuple[tuple[int, int], int]] = [((0, 0), 0)]  # (epoch, batch) from which a value is in force
@@ -263,6 +268,8 @@ class WorkShareActuator(Actuator):
             return f"the dataset has over {DATASET_MAX} samples: their order takes too long to compute"
         if loader.home.in_flight > IN_FLIGHT_MAX or loader.keeps_position:
             return f"over {IN_FLIGHT_MAX} batches are loaded ahead, or the sampler can save its position"
+        if not self._may_redraw and loader.draws.were_seen:
+            return "loading a batch draws random numbers (augmentation), and another rank would draw others"
         if self._even is None or self._even < 2:
             return "the batch of a rank has less than two samples: a share would be zero"
         return None
