@@ -58,6 +58,32 @@ def test_no_other_shares_are_faster(ranks: list[RankWork]) -> None:
     assert longest_ns(ranks, shares) == min(busy)
 
 
+@given(st.lists(st.builds(RankWork, st.integers(0, 50), st.integers(1, 50), st.integers(1, 9)), min_size=1, max_size=6))
+def test_samples_go_one_by_one_to_the_rank_that_would_then_take_least(ranks: list[RankWork]) -> None:
+    shares = [0] * len(ranks)
+    for _ in range(sum(work.samples for work in ranks)):
+        shares[min(range(len(ranks)), key=lambda rank: ranks[rank].own_ns(shares[rank] + 1))] += 1
+    if 0 in shares:
+        with pytest.raises(ValueError, match=f"rank {shares.index(0)}'s share would be zero"):
+            plan_shares(ranks)
+    else:
+        assert plan_shares(ranks) == tuple(shares)
+
+
+def test_the_plan_takes_as_long_for_a_large_batch_as_for_a_small_one() -> None:
+    asked = 0
+
+    class Counted(RankWork):
+        def own_ns(self, samples: int) -> int:
+            nonlocal asked
+            asked += 1
+            return super().own_ns(samples)
+
+    shares = plan_shares([Counted(10**6, 10**6 + rank, 10**6) for rank in range(8)])
+    assert sum(shares) == 8 * 10**6
+    assert asked < 100
+
+
 def knob_of(rank: int, answers: list[list[float]], loader: Any = None, **kwargs: Any) -> WorkShareActuator:
     def start(numbers: Any) -> Gather:
         answers.append(list(numbers))
