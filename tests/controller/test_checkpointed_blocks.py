@@ -316,6 +316,38 @@ class Counting(Block):
         return super().forward(x)
 
 
+class Collecting(Block):
+    """Keeps something of every forward in a list, as routers keep their auxiliary losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.losses.append(x.detach().mean())
+        return super().forward(x)
+
+
+class Filling(Block):
+    """Changes the items of a collection and a tensor that is not a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.seen = {"calls": 0}, torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count()
+        return super().forward(x)
+
+    def count(self) -> None:
+        self.counts["calls"] += 1
+
+
+class Adding(Filling):
+    def count(self) -> None:
+        self.seen += 1
+
+
 class OwnGenerator(Block):
     def __init__(self) -> None:
         super().__init__()
@@ -443,6 +475,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "statistics": (lambda: stack(Normalized), r"0 changes its norm\.num_batches_tracked \(version\) in forward"),
     "statistics, plain": (lambda: plain(Normalized), "norm"),
     "an attribute": (lambda: stack(Counting), "0 changes its calls in forward"),
+    "a list": (lambda: plain(Collecting), r"0 changes its losses(\[\d\]| \(length\)) in forward"),
+    "an item": (lambda: plain(Filling), r"0 changes its counts\[0\] in forward"),
+    "a tensor": (lambda: stack(Adding), r"0 changes its seen \(version\) in forward"),
     "a generator": (lambda: stack(OwnGenerator), "random generator of its own"),
     "an input in place": (lambda: plain(InPlace), "0 computes or saves something else when it runs again"),
     "random numbers": (lambda: plain(OtherRandom), "0 changes the random numbers of Python or numpy in forward"),

@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -45,6 +47,12 @@ __all__ = ["BlockProbe", "BlockReading"]
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 REASON_CHARS_MAX = 120
+
+ITEMS_MAX = 64
+"""Items of a collection that are compared; of a longer one the length shows a change, too."""
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module, among them the parameters, which FSDP2 exchanges in forward."""
 
 
 @dataclass(slots=True)
@@ -164,8 +172,11 @@ class BlockProbe:
             for name, part in block.inner.named_modules():
                 own = f"its {name}." if name else "its "
                 state |= {own + key: value for key, value in vars(part).items()}
+                for key, value in vars(part).items():
+                    if key not in _OF_TORCH:
+                        state |= _contents(own + key, value)
                 for key, buffer in part.named_buffers(recurse=False):
-                    state |= {own + key: buffer, f"{own}{key} (version)": buffer._version}
+                    state |= {own + key: buffer, **_contents(own + key, buffer)}
         except Exception as error:  # noqa: BLE001  as said above
             reading.refuse(f"has a state that cannot be read ({_short(error)})")
         self.spent_ns += time.monotonic_ns() - begun_ns
@@ -340,6 +351,17 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _contents(name: str, value: object) -> dict[str, object]:
+    """Return what changes when `value` is changed in place: a tensor's version, a collection's length and items."""
+    if isinstance(value, Tensor):
+        return {f"{name} (version)": value._version}
+    if not isinstance(value, (list, dict, set, deque)):
+        return {}
+    items = value.values() if isinstance(value, dict) else value
+    found = {f"{name}[{at}]": item for at, item in enumerate(islice(items, ITEMS_MAX))}
+    return {**found, f"{name} (length)": len(value)}
 
 
 def _differ(before: Mapping[str, object], after: Mapping[str, object], key: str) -> bool:
