@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
@@ -215,6 +218,14 @@ class HiddenDropout(nn.Module):
         self.attention_dropout = 0.1
 
 
+class StochasticDepth(nn.Module):
+    """As torchvision's, which drops whole samples."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
@@ -224,6 +235,10 @@ class HiddenDropout(nn.Module):
         (nn.MultiheadAttention(4, 2, dropout=0.2), "has dropout=0.2"),
         (nn.LSTM(4, 4, num_layers=2, dropout=0.3), "has dropout=0.3"),
         (HiddenDropout(), "has attention_dropout=0.1"),
+        (StochasticDepth(0.2), "0 (StochasticDepth) has p=0.2"),
+        (nn.RReLU(), "0 (RReLU) has random numbers"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "0 is InstanceNorm1d"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "is _SpectralNorm"),
     ],
 )
 def test_what_depends_on_the_micro_batch_is_refused_by_name(layer: nn.Module, reason: str) -> None:
@@ -232,9 +247,29 @@ def test_what_depends_on_the_micro_batch_is_refused_by_name(layer: nn.Module, re
 
 def test_what_does_not_is_not_refused() -> None:
     assert (
-        actuator(nn.Sequential(nn.Dropout(0.0), nn.GroupNorm(1, 4), nn.LayerNorm(4), nn.Embedding(3, 3))).refusal()
+        actuator(
+            nn.Sequential(
+                nn.Dropout(0.0),
+                StochasticDepth(0.0),
+                nn.GroupNorm(1, 4),
+                nn.LayerNorm(4),
+                nn.InstanceNorm1d(4),
+                nn.Embedding(3, 3),
+            )
+        ).refusal()
         is None
     )
+
+
+@pytest.mark.parametrize("hides", [nn.Sequential, lambda model: torch.compile(model, backend="eager")])
+def test_a_model_whose_ranks_wait_for_each_other_inside_is_refused(
+    hides: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
+    with lone_rank(tmp_path):
+        mesh = init_device_mesh("cpu", (1,))
+        assert "FSDP or tensor" in str(actuator(hides(fully_shard(nn.Linear(4, 4), mesh=mesh))).refusal())
+        divided = parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel())
+        assert "FSDP or tensor" in str(actuator(hides(divided)).refusal())
 
 
 def test_a_static_graph_is_refused(ddp: DistributedDataParallel) -> None:

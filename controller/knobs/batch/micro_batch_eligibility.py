@@ -9,13 +9,19 @@ from typing import cast
 
 from torch import nn
 
-from pacecar.profiler.ranks.data_parallel import find_ddp
+from pacecar.profiler.ranks.data_parallel import find_ddp, meets_inside
 from pacecar.torch_internals import lacking
 
 __all__ = ["inexact"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+_DROPOUTS_BY_NAME = ("_DropoutNd", "StochasticDepth", "DropBlock2d")
+"""torch's private base, and torchvision's layers: their rate is `p`, too."""
+
+_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def inexact(model: nn.Module) -> str | None:
@@ -26,10 +32,10 @@ def inexact(model: nn.Module) -> str | None:
         return lacks
     if ddp is not None and ddp.static_graph:
         return "DDP has static_graph=True, which breaks when gradients are accumulated (pytorch#143580)"
-    if any("FSDP" in c.__name__ or "FullyShardedDataParallel" in c.__name__ for c in type(model).__mro__):
-        return f"model is {type(model).__name__}: accumulation is exact there but not yet supported"
+    if meets_inside(model):
+        return "ranks wait for each other inside the model (FSDP or tensor parallelism), so none can try a size alone"
     for name, module in model.named_modules():
-        if isinstance(module, _BATCH_NORMS) or _is_called(module, "_BatchNorm"):
+        if _has_statistics(module):
             return f"{name or 'model'} is {type(module).__name__}: its statistics depend on the micro-batch"
         chance = _dropout(module)
         if chance is not None:
@@ -37,12 +43,21 @@ def inexact(model: nn.Module) -> str | None:
     return None
 
 
+def _has_statistics(module: nn.Module) -> bool:
+    """Return whether each forward of `module` in training counts: for its result, or for what it keeps."""
+    if isinstance(module, _INSTANCE_NORMS):
+        return bool(module.track_running_stats)
+    return isinstance(module, _BATCH_NORMS) or _is_called(module, "_BatchNorm") or _is_called(module, "_SpectralNorm")
+
+
 def _dropout(module: nn.Module) -> str | None:
     """Return the attribute with which `module` drops at random (dropout, attention_dropout, drop_prob ...), or None.
 
     Dropout called as a function leaves its rate in some attribute with "drop" in its name in every model we know.
     """
-    if isinstance(module, _DROPOUTS) or _is_called(module, "_DropoutNd"):
+    if isinstance(module, _RANDOM):
+        return "random numbers"
+    if isinstance(module, _DROPOUTS) or any(_is_called(module, name) for name in _DROPOUTS_BY_NAME):
         return f"p={module.p}" if cast(float, module.p) > 0 else None
     for key, value in vars(module).items():
         if "drop" in key and isinstance(value, float) and value > 0:
