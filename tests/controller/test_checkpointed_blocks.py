@@ -6,6 +6,7 @@ import copy
 import io
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -559,6 +560,35 @@ def test_an_error_in_the_block_reaches_the_script_and_leaves_its_checkpoint_in_p
     with pytest.raises(ValueError, match="planted"):
         train(net, 1)
     assert [block.checkpoint_fn for block in net if isinstance(block, CheckpointWrapper)] == own
+
+
+class SlowDevice:
+    """A CUDA event of a device that takes a hundred times as long as its host, which does not wait for it."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.ns = 0
+
+    def record(self) -> None:
+        self.ns = 100 * time.monotonic_ns()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: SlowDevice) -> float:
+        return (end.ns - self.ns) / 1e6
+
+
+def test_the_step_is_the_devices_where_the_host_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", SlowDevice)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    net = stack()
+    knob = knob_of(net)
+    knob._device = torch.device("cuda")
+    train(net, 4, lambda step: knob.on_boundary())
+    costs = knob.costs()
+    assert costs is not None
+    assert costs.again_ratio is not None
+    assert 0 < costs.again_ratio < 1
 
 
 # --- the forecast ------------------------------------------------------------------------------------------

@@ -98,10 +98,10 @@ class BlockProbe:
         self._root: CallObserver | None = None
         self._forwards = self._begun_ns = 0
         self.readings = [BlockReading(block.name) for block in blocks]
+        self._span: list[Any] = []  # CUDA's events at both ends of the step
         self.spent_ns = 0
         """What measuring cost the job."""
-        self.step_ns = 0
-        """The length of the measured step, without that."""
+        self._host_ns = 0
 
     def open(self) -> None:
         """Begin to measure."""
@@ -109,10 +109,12 @@ class BlockProbe:
             block.set_around(self._measured(block, reading))
         self._root = observe_calls(self._whole, after=self._count_forward)
         self._begun_ns = time.monotonic_ns()
+        self._span = [self._mark()]
 
     def close(self) -> None:
         """Stop measuring and judge."""
-        self.step_ns = time.monotonic_ns() - self._begun_ns - self.spent_ns
+        self._span.append(self._mark())
+        self._host_ns = time.monotonic_ns() - self._begun_ns - self.spent_ns
         for block in self._blocks:
             block.set_around(None)
         if self._root is not None:
@@ -124,6 +126,33 @@ class BlockProbe:
                 reading.refuse("keeps nothing for backward but its inputs")
             elif not block.is_checkpointed_at_home and not reading.was_rehearsed:
                 reading.refuse("did not take part in backward")
+
+    def again_ratio(self) -> float | None:
+        """Return the share of the step in which blocks run again; None while the device is not through with it.
+
+        The device's step counts where it is longer: a loop that reads nothing back runs ahead of its device.
+        """
+        again = [reading.again_ns for reading in self.readings]
+        known = [one for one in again if one is not None]
+        if len(known) < len(again):
+            return None
+        step_ns = self._host_ns
+        if None not in self._span:
+            begin, end = self._span
+            if not end.query():
+                return None
+            ran_ns = sum(one / r.calls for one, r in zip(known, self.readings, strict=True) if r.was_rehearsed)
+            step_ns = max(step_ns, round(begin.elapsed_time(end) * 1e6 - ran_ns))
+        return sum(known) / max(1, step_ns)
+
+    def _mark(self) -> Any:  # noqa: ANN401  CUDA's event, of which torch has no types
+        """Return an event that the device passes now; None without CUDA."""
+        if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return None
+        kind: Any = torch.cuda.Event
+        event = kind(enable_timing=True)
+        event.record()
+        return event
 
     def _count_forward(self, *_: object) -> None:
         self._forwards += torch.is_grad_enabled()
@@ -149,19 +178,15 @@ class BlockProbe:
 
     @contextmanager
     def _timed(self, reading: BlockReading) -> Iterator[None]:
-        kind: Any = torch.cuda.Event
-        is_timed = self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-        events = [kind(enable_timing=True) for _ in range(2)] if is_timed else []
-        for event in events[:1]:
-            event.record()
+        begin = self._mark()
         begun_ns = time.monotonic_ns() - self.spent_ns
         try:
             yield
         finally:
             reading.host_ns += time.monotonic_ns() - self.spent_ns - begun_ns
-            if events:
-                events[1].record()
-                reading.events.append((events[0], events[1]))
+            end = None if begin is None else self._mark()
+            if end is not None:
+                reading.events.append((begin, end))
 
     def _state(self, block: RepeatedBlock, reading: BlockReading) -> dict[str, object]:
         """Return what a forward could change and no checkpoint restores: attributes, buffers, random numbers."""

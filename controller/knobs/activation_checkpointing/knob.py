@@ -99,7 +99,7 @@ class CheckpointedBlocksActuator(Actuator):
         self._boundary = 0
         self._probe: BlockProbe | None = None
         self._readings: list[BlockReading] = []
-        self._step_ns = 1
+        self._again_ratio: Callable[[], float | None] = lambda: None
         self._refusal: str | None = "the blocks were not measured yet"
         self._size_observer: CallObserver | None = None
         self._elements_max = 0
@@ -136,7 +136,7 @@ class CheckpointedBlocksActuator(Actuator):
             return
         probe.close()
         self._charge(probe.spent_ns)
-        self._readings, self._step_ns = probe.readings, max(1, probe.step_ns)
+        self._readings, self._again_ratio = probe.readings, probe.again_ratio
         self._refusal = next((one.refusal for one in probe.readings if one.refusal is not None), None)
         self._elements_max = probe.readings[0].elements
         if self._refusal is None:
@@ -147,14 +147,13 @@ class CheckpointedBlocksActuator(Actuator):
 
     def costs(self) -> BlockCosts | None:
         """Return what the blocks cost in time and memory; None if they were not measured."""
-        times = [reading.again_ns for reading in self._readings]
-        if self._refusal is not None or not times:
+        if self._refusal is not None or not self._readings:
             return None
         per_sample = [reading.kept_bytes / reading.samples for reading in self._readings if reading.samples]
         return BlockCosts(
-            count=len(times),
+            count=len(self._readings),
             home=self._home,
-            again_ratio=None if None in times else sum(time or 0 for time in times) / self._step_ns,
+            again_ratio=self._again_ratio(),
             sample_bytes=round(fmean(per_sample)) if per_sample else None,
         )
 
