@@ -111,9 +111,12 @@ class HostAndDeviceMemory:
         return [resident, int(torch.cuda.memory_allocated(self._device)) if is_cuda else None]
 
     def free_bytes(self) -> list[int | None]:
-        """Return what the host could still give, and the device."""
-        is_cuda = self._device.type == "cuda"
-        return [available_bytes(self._files), int(torch.cuda.mem_get_info(self._device)[0]) if is_cuda else None]
+        """Return what the host could still give, and the device with what torch's allocator holds unused."""
+        return [available_bytes(self._files), self._device_free_bytes() if self._device.type == "cuda" else None]
+
+    def _device_free_bytes(self) -> int:
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(torch.cuda.mem_get_info(self._device)[0]) + unused
 
 
 class GcIntervalActuator(Actuator):

@@ -229,6 +229,14 @@ def test_memory_that_fills_with_garbage_ends_it(
     knob.close()
 
 
+def test_what_the_allocator_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows until the driver has little left, and then every larger batch would count as garbage."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9_000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4_000)
+    assert HostAndDeviceMemory(torch.device("cuda")).free_bytes()[1] == 5_100
+
+
 @pytest.mark.usefixtures("collector")
 def test_memory_that_cannot_be_read_ends_nothing(tmp_path: Any) -> None:
     nothing = HostAndDeviceMemory(torch.device("cpu"), KernelFiles(tmp_path, tmp_path))
