@@ -51,7 +51,7 @@ from pacecar.torch_internals import Feature, find, lacking
 
 from ..observation import ShardedBytes
 from .actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection, quarters
-from .memory_limit import beyond_memory, is_short
+from .memory_limit import beyond_memory, computing_device, is_short
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
@@ -127,9 +127,8 @@ class _Shards:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def device(self) -> torch.device | None:
-        """Return where the parameters are; None without any."""
-        parameter = next(self.modules[0].parameters(), None)
-        return None if parameter is None else parameter.device
+        """Return where parameters are gathered; None without any."""
+        return computing_device(self.modules[0])
 
     def gathered_bytes(self, module: Any) -> int:  # noqa: ANN401  an FSDPModule
         """Return the bytes of what one rank holds when `module` is gathered, without inner FSDP2 modules.

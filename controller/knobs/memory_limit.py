@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pacecar.kernel_files.memory import rows_bytes
 from pacecar.kernel_files.reader import KernelFiles
 
 from ..guards.node_monitor import ranks_on_node
 
-__all__ = ["MEMORY_RATIO_MAX", "beyond_memory", "is_short", "peak_ratio"]
+__all__ = ["MEMORY_RATIO_MAX", "beyond_memory", "computing_device", "is_short", "peak_ratio"]
 
 MEMORY_RATIO_MAX = 0.9
 """A value that needs more memory is offered only if the peak stays under this share of the memory."""
 
 SHORT_RATIO = 0.95
 """Above this share the memory is short, and a knob that took some of it must give it back."""
+
+
+def computing_device(model: nn.Module) -> torch.device | None:
+    """Return where `model` computes; None without parameters.  FSDP2's may lie on the host (`CPUOffloadPolicy`)."""
+    first = next(model.parameters(), None)
+    if first is None:
+        return None
+    kind = getattr(getattr(first, "device_mesh", None), "device_type", first.device.type)
+    return first.device if kind == first.device.type else torch.device(kind)
 
 
 def beyond_memory(device: torch.device | None, extra_bytes: int, what: str) -> str | None:

@@ -219,6 +219,14 @@ def test_what_the_process_held_at_most_counts_beside_what_it_holds_between_steps
     assert reason == "it would bring the host's memory to 95%"
 
 
+def test_activations_lie_where_offloaded_parameters_are_gathered() -> None:
+    net = stack()
+    assert knob_of(net)._device.type == "cpu"
+    for parameter in net.parameters():
+        parameter.device_mesh = SimpleNamespace(device_type="cuda")  # type: ignore[attr-defined]
+    assert knob_of(net)._device.type == "cuda"
+
+
 def test_memory_that_gets_short_later_has_all_ranks_go_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = stack()
     knob = measured(net)

@@ -184,16 +184,22 @@ def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: py
     assert [len(m.forward_prefetch) for m in net] == [1, 1, 0]
 
 
-def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.MonkeyPatch, is_offloaded: bool) -> None:
     net = model()
-    device = SimpleNamespace(type="cuda", index=0)
+    parameter = SimpleNamespace(
+        device=torch.device("cpu") if is_offloaded else SimpleNamespace(type="cuda", index=0),
+        device_mesh=SimpleNamespace(device_type="cuda"),
+        numel=int,
+        element_size=int,
+    )
     free = 1000
     monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 800)
     monkeypatch.setattr(fsdp2.torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(fsdp2.torch.cuda, "mem_get_info", lambda device: (free, 1000))
     prefetch, reshard = knobs_of(net, TuneConfig())
     # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
-    monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))
+    monkeypatch.setattr(net, "parameters", lambda: iter([parameter]))
     assert prefetch.domain() == (0, 1, 2)
     assert reshard.domain() == (2, 3)  # in each quarter's place the nearest number of three blocks
     assert reshard.refusal() is None

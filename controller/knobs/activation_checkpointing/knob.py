@@ -27,17 +27,17 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import cast
 
+import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import BlockCosts
 from pacecar.knobs import KnobName
-from pacecar.profiler.hook.identity import model_device
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.timing.torch_compile import keep_out
 
 from ..actuator import NOTHING_BESIDE, Actuator, ActuatorError, Objection, quarters
-from ..memory_limit import beyond_memory, is_short
+from ..memory_limit import beyond_memory, computing_device, is_short
 from .block_probe import BlockProbe, BlockReading, elements_in
 from .blocks import find_blocks, refusal_of, whole_of
 
@@ -92,7 +92,7 @@ class CheckpointedBlocksActuator(Actuator):
         self._world_size = world_size
         self._sizes = sizes
         self._charge = charge
-        self._device = model_device(self._whole)
+        self._device = computing_device(self._whole) or torch.device("cpu")
         self.blocks = find_blocks(self._whole)
         self._is_wrapped = bool(self.blocks) and self.blocks[0].is_checkpointed_at_home
         self._home = self._value = len(self.blocks) if self._is_wrapped else 0
