@@ -270,9 +270,10 @@ class CandidateSelection:
             search.lost(knob, value)
 
     def drop(self, knobs: Sequence[str]) -> None:
-        """Go on without these knobs, which can no longer be turned."""
+        """Go on without these knobs, which can no longer be turned; what is barred stays so."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
-        self._search, self._joint = GeometricSearch(self.spaces), JointMoves(self.spaces)
+        self._search = GeometricSearch(self.spaces, self._search.barred)
+        self._joint = JointMoves(self.spaces, self._joint.barred)
         self.model.forget()
 
     def retry_undecided(self) -> bool:

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from types import MappingProxyType
 
 from pacecar.knobs import by_name
 
@@ -96,6 +97,9 @@ ROOM_RATIO_MIN = 0.1
 """Share of memory that must be free: a caching allocator needs some, and a neighbour may grow."""
 
 
+NONE_BARRED: Mapping[str, set[int]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A value of one knob, or of several together, that may be worth a trial, and the gain that it is ordered by.
@@ -160,16 +164,21 @@ def best_advice(
 
 
 class GeometricSearch:
-    """Remembers what was tried of each knob and returns what is left, best first; values with companions never are."""
+    """Remembers what was tried of each knob and returns what is left, best first; values with companions never are.
 
-    def __init__(self, spaces: Sequence[KnobSpace]) -> None:
+    `barred` holds the values that an earlier search ruled out.
+    """
+
+    def __init__(self, spaces: Sequence[KnobSpace], barred: Mapping[str, set[int]] = NONE_BARRED) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
         self._homes = {space.knob: space.value for space in spaces}
         self._was_elsewhere = False
         self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._open: dict[str, set[int]] = {knob: set() for knob in self._domains}
-        self._barred = {space.knob: {value for value, *_ in space.companions} for space in spaces}
+        self.barred = {
+            space.knob: {value for value, *_ in space.companions} | barred.get(space.knob, set()) for space in spaces
+        }
 
     def lost(self, knob: str, value: int) -> None:
         """Note that the value was slower than the one in force."""
@@ -195,7 +204,7 @@ class GeometricSearch:
 
     def bar(self, knob: str, value: int) -> None:
         """Rule the value out for the rest of the job."""
-        self._barred[knob].add(value)
+        self.barred[knob].add(value)
 
     def forget(self) -> None:
         """Allow all but barred values again, because conditions changed; those toward the job's first setting go first.
@@ -219,12 +228,12 @@ class GeometricSearch:
     def tried(self, knob: str) -> set[int]:
         """Return the values that were tried alone, without success; for a choice, all that can be turned."""
         values = set(self._domains[knob]) if is_choice(knob) else self._lost[knob] | self._level[knob]
-        return values - self._barred[knob]
+        return values - self.barred[knob]
 
     def values_near(self, knob: str, value: int) -> list[int]:
         """Return the untried values around `value`, nearest first in each direction; for a choice, all of them."""
         near: list[int] = []
-        closed = self._lost[knob] | self._barred[knob]
+        closed = self._lost[knob] | self.barred[knob]
         if is_choice(knob):
             return [other for other in self._domains[knob] if other not in {value, *closed, *self._level[knob]}]
         for factor in (2.0, 0.5):
@@ -241,7 +250,7 @@ class GeometricSearch:
 
     def _beyond_plateau(self, knob: str, value: int) -> list[int]:
         """Return the untried values one beyond a leap that was neither better nor worse."""
-        domain, closed, level = sorted(self._domains[knob]), self._lost[knob] | self._barred[knob], self._level[knob]
+        domain, closed, level = sorted(self._domains[knob]), self._lost[knob] | self.barred[knob], self._level[knob]
         found = []
         for factor, side in (
             (2.0, [v for v in domain if v > value]),
@@ -267,7 +276,7 @@ class GeometricSearch:
             for value in side:
                 if value in self._lost[knob]:
                     break
-                if value not in self._barred[knob] | self._level[knob]:
+                if value not in self.barred[knob] | self._level[knob]:
                     forecast = expect(knob, values, value)
                     if forecast is not None and not forecast.is_floor:
                         forecasts[value] = forecast

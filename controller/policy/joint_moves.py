@@ -30,9 +30,9 @@ SUITED = frozenset({"compression", "micro_batch"})
 
 
 class JointMoves:
-    """Remembers which pairs were tried, and returns what is left of them."""
+    """Remembers which pairs were tried, and returns what is left of them; `barred` ones were ruled out before."""
 
-    def __init__(self, spaces: Sequence[KnobSpace]) -> None:
+    def __init__(self, spaces: Sequence[KnobSpace], barred: Iterable[Changes] = ()) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
         pairs = [
             ((space.knob, value), (other, to_value))
@@ -43,7 +43,7 @@ class JointMoves:
         self._declared = list({frozenset(pair): pair for pair in pairs}.values())
         self._closed: set[Changes] = set()
         self._open: set[Changes] = set()
-        self._barred: set[Changes] = set()
+        self.barred: set[Changes] = set(barred)
 
     def close(self, changes: Changes, *, is_undecided: bool = False) -> None:
         """Note that the pair was not better; what is undecided may be tried once more."""
@@ -53,7 +53,7 @@ class JointMoves:
 
     def bar(self, changes: Changes) -> None:
         """Rule the pair out for the rest of the job."""
-        self._barred.add(changes)
+        self.barred.add(changes)
 
     def retry_undecided(self) -> bool:
         """Allow undecided pairs one more trial; return whether there were any."""
@@ -79,7 +79,7 @@ class JointMoves:
         declared = [pair for pair in self._declared if all(kept[knob] != value for knob, value in pair)]
         found: list[Candidate] = []
         for pair in (*declared, *self._suited(kept, firsts, model)):
-            if pair in self._closed or pair in self._barred:
+            if pair in self._closed or pair in self.barred:
                 continue
             joint = model.expect_jointly(kept, pair)
             if joint is not None:

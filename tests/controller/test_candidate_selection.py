@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.experiment.ab_trial import AbortCause, TrialEnd
+from pacecar.controller.experiment.ab_trial import AbortCause, AbTrial, IncumbentPace, TrialEnd
 from pacecar.controller.experiment.exploration_budget import ExplorationBudget
 from pacecar.controller.forecast.bucket_model import distinct_buckets, pack_buckets, play
 from pacecar.controller.forecast.gain_model import GainModel
@@ -229,3 +229,27 @@ def test_two_settings_that_were_tried_beside_a_third_are_compared() -> None:
         )
     history.forget()
     assert history.measured(third, one) is None
+
+
+def test_what_failed_is_not_tried_again_when_another_knob_is_lost() -> None:
+    """A rank that cannot take it would vote no, and the trial would wait for a switch that never comes."""
+    sizes = (4, 8, 16)
+    spaces = [
+        KnobSpace("checkpointed_blocks", 0, (0, 2, 4), ((2, "micro_batch", 16), (4, "micro_batch", 16))),
+        KnobSpace("micro_batch", 8, sizes),
+        KnobSpace("gc_interval", 0, (0, 16, 64, 256)),
+    ]
+    selection, kept = CandidateSelection(TuneConfig(), FACTS, spaces), {space.knob: space.value for space in spaces}
+    pace = IncumbentPace(opening=(), nulls=(), typical=math.log(MS))
+    failed = [
+        Candidate((("micro_batch", 16),), None, 0.0),
+        Candidate((("checkpointed_blocks", 2), ("micro_batch", 16)), None, 0.0),
+    ]
+    for candidate in failed:
+        trial = AbTrial(kept, kept | dict(candidate.changes), pace, dead_band=0.02, false_accept_rate=0.05)
+        end = TrialEnd(AbortCause.TAKEN_BACK, None, None, "")
+        selection.learn(candidate, kept, end, "barred", trial, typical_ns=MS)
+    selection.drop(["gc_interval"])
+    del kept["gc_interval"]
+    left = [candidate.changes for candidate in selection.candidates(kept)[0]]
+    assert left == [(("micro_batch", 4),), (("checkpointed_blocks", 4), ("micro_batch", 16))]
