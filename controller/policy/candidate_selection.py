@@ -269,11 +269,15 @@ class CandidateSelection:
         else:
             search.lost(knob, value)
 
+    def keep_barred(self, before: CandidateSelection) -> None:
+        """Rule out what an earlier search of the same job ruled out."""
+        self._search = GeometricSearch(self.spaces, before._search.barred)
+        self._joint = JointMoves(self.spaces, before._joint.barred)
+
     def drop(self, knobs: Sequence[str]) -> None:
         """Go on without these knobs, which can no longer be turned; what is barred stays so."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
-        self._search = GeometricSearch(self.spaces, self._search.barred)
-        self._joint = JointMoves(self.spaces, self._joint.barred)
+        self.keep_barred(self)
         self.model.forget()
 
     def retry_undecided(self) -> bool:

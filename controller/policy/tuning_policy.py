@@ -126,7 +126,9 @@ class TuningPolicy(Policy):
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
         """Begin, or start over, with these knobs; a remembered setting is the first candidate."""
         self._turns_knobs, self._records.job = turns_knobs, facts.job
+        before = self._selection
         self._search(facts, spaces)
+        self._selection.keep_barred(before)
         self._remembered = None
         if facts.remembered is not None:
             self._remembered = RememberedTrial(

@@ -16,6 +16,7 @@ from pacecar.controller.forecast.setting_history import DRIFT_ERROR
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.candidate_selection import WAITING, CandidateSelection
 from pacecar.controller.policy.geometric_search import Candidate
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.replay import all_cases, noise, run
 
@@ -231,7 +232,8 @@ def test_two_settings_that_were_tried_beside_a_third_are_compared() -> None:
     assert history.measured(third, one) is None
 
 
-def test_what_failed_is_not_tried_again_when_another_knob_is_lost() -> None:
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_what_failed_is_not_tried_again_when_another_knob_is_lost_or_the_search_starts_over(starts_over: bool) -> None:
     """A rank that cannot take it would vote no, and the trial would wait for a switch that never comes."""
     sizes = (4, 8, 16)
     spaces = [
@@ -239,7 +241,9 @@ def test_what_failed_is_not_tried_again_when_another_knob_is_lost() -> None:
         KnobSpace("micro_batch", 8, sizes),
         KnobSpace("gc_interval", 0, (0, 16, 64, 256)),
     ]
-    selection, kept = CandidateSelection(TuneConfig(), FACTS, spaces), {space.knob: space.value for space in spaces}
+    policy, kept = TuningPolicy(TuneConfig()), {space.knob: space.value for space in spaces}
+    policy.begin(FACTS, spaces, turns_knobs=True)
+    selection = policy._selection
     pace = IncumbentPace(opening=(), nulls=(), typical=math.log(MS))
     failed = [
         Candidate((("micro_batch", 16),), None, 0.0),
@@ -249,7 +253,10 @@ def test_what_failed_is_not_tried_again_when_another_knob_is_lost() -> None:
         trial = AbTrial(kept, kept | dict(candidate.changes), pace, dead_band=0.02, false_accept_rate=0.05)
         end = TrialEnd(AbortCause.TAKEN_BACK, None, None, "")
         selection.learn(candidate, kept, end, "barred", trial, typical_ns=MS)
-    selection.drop(["gc_interval"])
+    if starts_over:
+        policy.begin(FACTS, spaces[:2], turns_knobs=True)
+    else:
+        selection.drop(["gc_interval"])
     del kept["gc_interval"]
-    left = [candidate.changes for candidate in selection.candidates(kept)[0]]
+    left = [candidate.changes for candidate in policy._selection.candidates(kept)[0]]
     assert left == [(("micro_batch", 4),), (("checkpointed_blocks", 4), ("micro_batch", 16))]
