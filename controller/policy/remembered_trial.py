@@ -135,6 +135,9 @@ class RememberedTrial:
         if self.in_force != self.kept and not step.profiled:
             self._budget.charge(step.pace_ns - self._pace.mean_ns)
         end = trial.observe(step)
+        is_spent = self._budget.left_ns(step.pace_ns, is_forecast=False) < 0
+        if end is None and is_spent and not trial.looks_better:
+            end = trial.give_up("the exploration budget is spent")
         if end is None:
             self._report("trial", self._progress(trial), step)
         else:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.experiment.exploration_budget import ALLOWANCE_STEPS
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, RememberedSetting
 from pacecar.controller.policy.change_detector import STALL_STEPS
 from pacecar.controller.policy.tuning_policy import SECOND_LOOK_STEPS, TuningPolicy
 from pacecar.records import Decision, JobRecord, Ledger, TunerStatus, Verdict
@@ -122,6 +123,16 @@ def test_ranks_that_never_switch_freeze_the_tuner_after_two_trials() -> None:
     assert [v.outcome for v in plant.verdicts] == ["abandoned", "abandoned"]
     assert plant.statuses[-1].state == "frozen"
     assert "do not agree" in plant.statuses[-1].detail
+
+
+@pytest.mark.parametrize("seed", [7, 21, 28])
+def test_a_remembered_setting_that_costs_time_is_given_up_when_the_budget_is_spent(seed: int) -> None:
+    slower = link_curve({size: 250.0 if size == 8 * MIB else 200.0 for size in BUCKETS})
+    facts = JobFacts(job="plant", world_size=2, remembered=RememberedSetting({"bucket_bytes": 8 * MIB}, 0.1, "a run"))
+    plant = _plant(BUCKET, curve=slower, noise=gaussian(0.1), facts=facts, config=TuneConfig(), steps=150, seed=seed)
+    verdict = plant.verdicts[0]
+    assert "the exploration budget is spent" in verdict.reason
+    assert verdict.exploration_ns < (ALLOWANCE_STEPS + 0.5) * NS
 
 
 @pytest.mark.parametrize("pace", [0, -5, float("nan"), float("inf"), 10**18])
