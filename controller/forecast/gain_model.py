@@ -100,7 +100,8 @@ class GainModel:
         if step.data_wait_ns is not None and not step.profiled:
             self._waits.append((setting_of(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
         if step.collection_ns is not None and "gc_interval" in step.values:
-            self._collections[step.values["gc_interval"]] = step.collection_ns / step.pace_ns
+            whole_ns = step.pace_ns + step.collection_ns  # the guard took them out of the pace
+            self._collections[step.values["gc_interval"]] = step.collection_ns / whole_ns
         self._last = self.history.learn(step) or self._last
         self._works, self._pace_ns = step.works, step.pace_ns
         self._shares_used = max(self._shares_used, step.values.get("work_share", 0))

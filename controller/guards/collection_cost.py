@@ -1,10 +1,10 @@
 """Makes the policy see what garbage collections cost, and takes "gc_interval" back where a rank objects.
 
 A trial compares windows by a location that rare stalls do not move (`sequential_test`), and collections are rare
-stalls.  So the guard takes them out of each step's pace and puts their measured mean back as a difference:
+stalls.  So the guard takes them out of each step's pace and puts their measured means back as a ratio:
 
     automatic     pace less the stall
-    every n-th    pace less the collection, less what collections cost before, plus what they cost now, per step
+    every n-th    pace less the collection, times (usual step + what collections cost now) / (usual step + before)
 
 What they cost before is bounded from below: of a step's collections (on the rank where they took longest) only as much
 counts as the step took longer than one without, and of their mean, ERRORS standard errors are left out.  So a few
@@ -123,12 +123,14 @@ class CollectionCost(KnobRollback):
         scheduled.pass_step(self._since, collection_ns)
         before_ns, cost_ns = self.automatic_ns(), scheduled.mean_ns()
         self._last_cost_ns = self._last_cost_ns if cost_ns is None else cost_ns
+        ratio, stall_ns = 1.0, min(collection_ns, step.pace_ns - 1)
         # Before an interval's first collection it is taken to cost what the last one did.
-        saved_ns = 0.0 if before_ns is None or self._last_cost_ns is None else before_ns - self._last_cost_ns
-        stall_ns = min(collection_ns, step.pace_ns - 1)
+        if before_ns is not None and self._last_cost_ns is not None:
+            usual_ns = max(1.0, median(self._usual))
+            ratio = (usual_ns + self._last_cost_ns) / (usual_ns + before_ns)
         return replace(
             step,
-            pace_ns=max(1, round(step.pace_ns - stall_ns - saved_ns)),
+            pace_ns=max(1, round((step.pace_ns - stall_ns) * ratio)),
             collection_ns=None if cost_ns is None else round(cost_ns),
         )
 

@@ -320,12 +320,28 @@ def test_what_scheduling_saves_is_taken_off_the_pace() -> None:
         is_due = schedule.is_due()
         seen.append(cost.judgeable(step(1024 + i, 102 if is_due else 100, 2 if is_due else 0, 16)))
     assert seen[1].pace_ns == 100 * MS, "unknown before the first collection"
-    assert [s.pace_ns / MS for s in seen[-16:]] == pytest.approx([100 - before_ms + 8 / 46] * 16, abs=0.2)
+    expected_ms = 100 * (100 + 8 / 46) / (100 + before_ms)
+    assert [s.pace_ns / MS for s in seen[-16:]] == pytest.approx([expected_ms] * 16, abs=0.2)
     first = cost.judgeable(step(1084, 100, 0, 64))
     assert first.pace_ns < 97 * MS, "a second interval does not look worse than the first for lack of a collection"
     back = [cost.judgeable(step(1100 + i, 100)) for i in range(40)]
     assert {s.pace_ns for s in back} == {100 * MS}
     assert (cost.automatic_ns() or 0) / MS == before_ms, "the aftermath of a trial does not count"
+
+
+def test_the_gain_is_the_share_of_the_step_with_its_collections_even_if_they_take_most_of_it() -> None:
+    cost, model = guard(), GainModel(JobFacts("j", 2))
+    for i in range(1024):
+        automatic = cost.judgeable(step(i, 1020 if i % 8 == 0 else 20, 1000 if i % 8 == 0 else 0))
+    before_ms = (cost.automatic_ns() or 0) / MS
+    assert before_ms > 80, "four times the rest of the step"
+    model.learn(automatic)
+    forecast = model.expect("gc_interval", {"gc_interval": 0}, 16)
+    assert forecast is not None
+    assert forecast.gain_ratio == pytest.approx(before_ms / (20 + before_ms), abs=0.01)
+    for i in range(60):
+        scheduled = cost.judgeable(step(1024 + i, 24 if i == 3 else 20, 4 if i == 3 else 0, 16))
+    assert 1 - scheduled.pace_ns / automatic.pace_ns == pytest.approx(before_ms / (20 + before_ms), abs=0.02)
 
 
 def test_a_collection_that_was_not_observed_is_not_counted_as_free() -> None:
@@ -348,11 +364,11 @@ def test_negligible_collections_are_named_and_not_tried() -> None:
     assert forecast is not None
     assert (forecast.gain_ratio, forecast.spread_ratio) == (0, 0)
     assert forecast.basis == "garbage collections take 0.1% of the step for certain, nothing to win"
-    model.learn(step(2, 100, 6))
+    model.learn(step(2, 94, 6))
     forecast = model.expect("gc_interval", values, 16)
     assert forecast is not None
     assert forecast.gain_ratio == pytest.approx(0.06)
-    model.learn(step(3, 100, 1, 16))
+    model.learn(step(3, 99, 1, 16))
     back = model.expect("gc_interval", {"gc_interval": 16}, 0)
     assert back is not None
     assert back.gain_ratio == pytest.approx(-0.05)
