@@ -42,6 +42,9 @@ LOSSLESS_CHOICES: dict[str, int] = {
 
 ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_class == "adaptive")
 
+WATCHED: frozenset[str] = frozenset({"work_share"})
+"""Knobs that are right only while pacecar sees that the loop does its part."""
+
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that do not agree on applying the values in force within this many steps will not agree on anything."""
 
@@ -118,12 +121,12 @@ class KnobSwitcher:
     def resting_values(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
         """Return what stays in force once tuning ends: `proven`, else the present values, but nothing lossy.
 
-        `closes`: pacecar is about to close, so the global batch goes back to the script's own, too.
+        `closes`: pacecar is about to close, so the global batch and each rank's part of it are the script's own, too.
         """
         homes = dict(LOSSLESS_CHOICES)
         spaces = self._agreement.spaces
         if closes:
-            homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE}
+            homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE | WATCHED}
         pairs = zip(spaces, proven or self.agreed(), strict=True)
         return tuple(homes.get(space.knob, value) for space, value in pairs)
 

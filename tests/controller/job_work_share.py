@@ -120,6 +120,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         status = None if pacer._tuner is None else pacer._tuner.status
         detail = "" if status is None else f"{status.state}: {status.detail}"
         value = pacer.knobs.values.get("work_share")
+    after = {len(batch[0]) for batch in pacer.data(loader)}
     total = torch.tensor([losses, [float(size) for size in sizes]], dtype=torch.float64)
     dist.all_reduce(total)
     return {
@@ -129,6 +130,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "pace": median(walls[-60:]),
         "paces": paces(walls, sizes, batch_size),
         "value": value,
+        "sizes_after": sorted(after),
         "refused": refused,
         "detail": detail,
         "agree": do_models_agree(torch.cat([p.detach().flatten() for p in model.parameters()])),

@@ -26,6 +26,7 @@ def test_samples_move_from_a_slow_rank_with_equal_losses_and_much_of_the_slowdow
     assert tuned[0]["value"] == tuned[1]["value"] >= 1, tuned[0]["detail"]
     assert tuned[1]["sizes"][-1] < 16 < tuned[0]["sizes"][-1]
     assert tuned[0]["samples"] == plain[0]["samples"]
+    assert [rank["sizes_after"] for rank in tuned] == [rank["sizes_after"] for rank in plain], "equal once it is closed"
     assert tuned[0]["agree"]
     assert tuned[0]["losses"] == pytest.approx(plain[0]["losses"], abs=TOLERANCE)
     assert any("since step" in reason and "rank 1 does" in reason for reason in tuned[0]["reasons"])
