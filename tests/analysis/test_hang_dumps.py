@@ -172,7 +172,7 @@ def test_a_dump_that_is_cut_or_damaged_is_refused_or_read_but_raises_nothing_els
     [
         ("_dump_3", 3), ("nccl_trace_rank_12", 12), ("comm_lib_trace_rank_7", 7), ("fr_rank3.json", 3),
         ("job-2024_rank-05.pkl", 5), ("node2_rank_4_of_8.json", 4), ("17", 17), ("fault_injection.log", None),
-        ("trace.json", None), ("notes2024.txt", None),
+        ("trace.json", None), ("notes2024.txt", None), ("dump_1718100000.json", None), ("rank12_local_rank4.json", 12),
     ],
 )  # fmt: skip
 def test_the_rank_is_in_the_files_name(name: str, rank: int | None) -> None:
@@ -198,3 +198,19 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path) -> No
     ]  # fmt: skip
     assert "another dump of rank 1 is newer" in found.problems[2]
     assert "an hour older" in found.problems[4]
+
+
+def test_a_number_that_is_no_rank_does_not_become_the_size_of_the_job(tmp_path: Path) -> None:
+    """Else the judge makes sets of as many ranks."""
+    of_all = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 2147483647]"}}
+    for name, document in (
+        ("_dump_0", dump(entry(6))),
+        ("fr_20260611.json", dump(entry(6))),
+        ("_dump_1", dump(pg_config=of_all)),
+    ):
+        (tmp_path / name).write_bytes(pickle.dumps(document, protocol=2))
+    found = read_folder(tmp_path)
+    assert ([account.rank for account in found.accounts], found.world_size) == ([0], 4)
+    assert found.problems == (
+        "_dump_1: left out: no job has 2147483648 ranks", "fr_20260611.json: left out: no job has 20260612 ranks",
+    )  # fmt: skip

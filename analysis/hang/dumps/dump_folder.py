@@ -34,7 +34,10 @@ FILES_MAX = 65_536
 APART_SECONDS_MAX = 3600
 """Dumps of one hang are written within the timeout of the watchdog, ten minutes; older ones are left over."""
 
-_RANKS = (re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE), re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl))?$"))
+_RANKS = (
+    re.compile(r"(?<!local)(?<!local[-_.])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<!\d)(\d{1,9})(?:\.(?:json|pickle|pkl))?$"),
+)
 """After the word, or else at the end."""
 
 
@@ -74,6 +77,9 @@ def read_folder(folder: Path) -> DumpFolder:
             continue
         files += 1
         for account in accounts:
+            if account.world_size > FILES_MAX:
+                problems.append(f"{clean(path.name)}: left out: no job has {account.world_size} ranks")
+                continue
             other = found.get(account.rank)
             if other is not None:
                 older = path if modified < other[0] else other[1]
