@@ -129,6 +129,19 @@ class Runs:
         return os.system, ("echo run > /tmp/never",)
 
 
+def test_lists_that_hold_each_other_over_and_over_are_never_written_out() -> None:
+    bomb: object = "lol"
+    for _ in range(40):  # 2**40 of them in some hundred bytes
+        bomb = [bomb, bomb]
+    fields = ("profiling_name", "input_sizes", "input_dtypes", "state", "process_group", "op_id", "record_id", "pg_id")
+    for field in fields:
+        assert read(dump(entry(6), entry(7, **{field: bomb}))).groups
+    for field in ("pg_config", "pg_status"):
+        read(dump(entry(6), **{field: {"1": bomb}}))
+    with pytest.raises(DumpError, match="version unknown"):
+        read(dump(version=bomb))
+
+
 @pytest.mark.parametrize("value", [Runs(), Path("x"), {1, 2}, b"bytes"], ids=["call", "class", "set", "bytes"])
 def test_no_class_and_no_function_of_a_pickle_is_resolved(value: object) -> None:
     with pytest.raises(DumpError, match="refused: it names "):

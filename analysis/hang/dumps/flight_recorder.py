@@ -122,7 +122,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
         raise DumpError("not a dump") from None
     if not isinstance(dump, dict) or not {"entries", "pg_status"} & dump.keys():
         raise DumpError("not a dump: it has neither entries nor pg_status")
-    version = str(dump.get("version", ""))
+    version = _text(dump.get("version"))
     if version.partition(".")[0] != "2":
         raise DumpError(f"version {clean(version, 20) or 'unknown'} of the format: only 2.x is known")
     return dump
@@ -168,7 +168,7 @@ def _group(
     finished_batches = {
         (bool(entry.get("is_p2p")), _number(entry))
         for entry in entries
-        if "coalesced" in str(entry.get("profiling_name")) and _is_finished(entry, completed)
+        if "coalesced" in _text(entry.get("profiling_name")) and _is_finished(entry, completed)
     }
     calls = [_call(entry, completed, finished_batches) for entry in entries]
     collectives = [call for call in calls if not call.is_p2p]
@@ -196,7 +196,7 @@ def _group(
 def _counts_others(entry: Mapping[str, Any]) -> bool:
     """Return whether the group's counters include operations that gloo does not record, as sends and receives."""
     number = entry.get("collective_seq_id")
-    return str(entry.get("profiling_name")).startswith("gloo:") and entry.get("op_id", number) != number
+    return _text(entry.get("profiling_name")).startswith("gloo:") and entry.get("op_id", number) != number
 
 
 def _call(
@@ -272,6 +272,11 @@ def _mapping(value: object) -> dict[Any, Any]:
 
 def _label(value: object) -> str | None:
     return clean(value, LABEL_CHARACTERS_MAX) if isinstance(value, str) else None
+
+
+def _text(value: object) -> str:
+    """Return a text; empty for anything else, since the words for nested lists may have no end."""
+    return value if isinstance(value, str) else ""
 
 
 def _is_text(value: object) -> bool:
