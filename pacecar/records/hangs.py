@@ -94,7 +94,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     name: Label
     description: Label = ""
     ranks: Ranks = ()
-    """Ranks of the job that are in it; empty if unknown."""
+    """Ranks of the job that are in it, by their places in it (`new_group(sort_ranks=False)`); empty if unknown."""
     enqueued: Count | None = None
     started: Count | None = None
     completed: Count | None = None

@@ -80,11 +80,12 @@ def group_counters() -> tuple[GroupState, ...]:
         with contextlib.suppress(Exception):  # a group that is being destroyed
             begun = int(group._get_sequence_number_for_group())
             description = str(getattr(group, "group_desc", ""))
+            places = world.pg_group_ranks[group]
             states.append(
                 GroupState(
                     name=str(world.pg_names[group])[:LABEL_CHARACTERS_MAX],
                     description="" if description == "undefined" else description[:LABEL_CHARACTERS_MAX],
-                    ranks=tuple(sorted(world.pg_group_ranks[group])),
+                    ranks=tuple(sorted(places, key=places.__getitem__)),
                     enqueued=begun,
                     operations=begun,
                 )

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pacecar.analysis.hang.dumps.dump_folder import rank_of, read_folder
 from pacecar.analysis.hang.dumps.flight_recorder import DumpError, read_dump
-from pacecar.records.hangs import CALLS_MAX, RankAccount
+from pacecar.analysis.hang.judgement import judge
+from pacecar.records.hangs import CALLS_MAX, HangKind, RankAccount
 
 
 def entry(number: int, operation: str = "nccl:all_reduce", *, group: str = "1", **fields: Any) -> dict[str, Any]:
@@ -103,6 +104,14 @@ def test_of_many_calls_those_are_kept_that_began_to_wait_first() -> None:
     assert calls[0].is_finished
     finished = read(dump(*(entry(number, retired=True) for number in range(1, 101)))).groups[1].calls
     assert [call.number for call in finished] == list(range(85, 101))
+
+
+def test_torch_names_peers_by_their_place_in_a_group_whose_ranks_may_have_any_order() -> None:
+    config = {"1": {"desc": "pp", "ranks": "[2, 0, 1]"}}
+    receive = entry(1, "nccl:recv 2<-0", is_p2p=True, p2p_seq_id=1)
+    documents = [dump(*calls, pg_config=config) for calls in ([], [receive], [])]
+    verdict = judge([read(document, rank) for rank, document in enumerate(documents)], 3)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == (HangKind.NOT_JOINED, (2,), (1,))
 
 
 def test_a_nameless_group_is_our_own_and_left_out() -> None:

@@ -246,10 +246,10 @@ def _integer(value: object, most: int = COUNT_MAX) -> int | None:
 
 
 def _ranks(value: object) -> tuple[int, ...]:
-    """Return the ranks of "[0, 1]" or [0, 1]; empty if it is neither."""
+    """Return the ranks of "[0, 1]" or [0, 1] in their order; empty if it is neither."""
     parts: Iterable[object] = value.strip("[] ").split(",") if isinstance(value, str) else _list(value, LIST_MAX)
     ranks = [_integer(one.strip() if isinstance(one, str) else one, 2**31 - 1) for one in islice(parts, LIST_MAX)]
-    return () if None in ranks else tuple(sorted(one for one in ranks if one is not None))
+    return () if None in ranks else tuple(one for one in ranks if one is not None)
 
 
 def _sizes(value: object) -> str:
