@@ -23,7 +23,7 @@ Left out: the recorder of torchcomms, which torch attaches to its communicators 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -40,6 +40,9 @@ TEXT_MAX = 400
 
 SIZES_MAX = 60
 """Characters of one collective's sizes; a coalesced one lists hundreds of tensors."""
+
+OF_GLOO = "/gloo"
+"""What is added to the name of a group of two backends for its collectives on the host ("cpu:gloo,cuda:nccl")."""
 
 _C10D = "torch._C._distributed_c10d."
 
@@ -69,7 +72,8 @@ def group_states() -> tuple[tuple[GroupState, ...], CallOrder | None]:
     states = group_counters()
     read = _read(_own_dumps(), {state.name: state.operations or 0 for state in states})
     orders = [account.order for account in read if any(group.calls for group in account.groups)]
-    return tuple(with_calls(states, [account.groups for account in read])), orders[0] if len(orders) == 1 else None
+    calls = with_calls(states, [account.groups for account in read], _mixed_groups())
+    return tuple(calls), orders[0] if len(orders) == 1 else None
 
 
 def group_counters() -> tuple[GroupState, ...]:
@@ -93,24 +97,39 @@ def group_counters() -> tuple[GroupState, ...]:
     return tuple(states)
 
 
-def with_calls(states: Sequence[GroupState], recorders: Sequence[Sequence[GroupState]]) -> Iterator[GroupState]:
-    """Yield each of `states` with the calls and counters that the flight recorders have of it."""
+def with_calls(
+    states: Sequence[GroupState], recorders: Sequence[Sequence[GroupState]], mixed: Container[str] = ()
+) -> Iterator[GroupState]:
+    """Yield each of `states` with the calls and counters that the flight recorders have of it.
+
+    Groups in `mixed` count gloo's collectives and those of the device by themselves, and are yielded as two.
+    """
     for state in states:
-        # A group's collectives are in one recorder; one with older calls of that name belongs to an earlier group.
         recorded = [one for groups in recorders for one in groups if one.name == state.name and one.calls]
+        if state.name in mixed:
+            of_gloo = [one for one in recorded if one.calls[-1].operation.startswith("gloo:")]
+            recorded = [one for one in recorded if one not in of_gloo]
+            if of_gloo:
+                name = f"{state.name[: LABEL_CHARACTERS_MAX - len(OF_GLOO)]}{OF_GLOO}"
+                yield _with_latest(structs.replace(state, name=name, operations=None), of_gloo)
         if recorded:
-            latest = max(recorded, key=lambda one: _at(one.calls[-1]))
-            yield structs.replace(
-                state,
-                enqueued=latest.enqueued,
-                started=latest.started,
-                completed=latest.completed,
-                calls=latest.calls,
-            )
+            yield _with_latest(state, recorded)
         elif recorders and state.enqueued:  # its calls may have left the ring, and its counter is another one
             yield structs.replace(state, enqueued=None)
         else:
             yield state
+
+
+def _with_latest(state: GroupState, recorded: Sequence[GroupState]) -> GroupState:
+    """Return `state` as recorded; a recorder with older calls of that name has those of an earlier group."""
+    latest = max(recorded, key=lambda one: _at(one.calls[-1]))
+    return structs.replace(
+        state,
+        enqueued=latest.enqueued,
+        started=latest.started,
+        completed=latest.completed,
+        calls=latest.calls,
+    )
 
 
 def _own_dumps() -> Iterator[bytes]:
@@ -138,12 +157,24 @@ def dumps(
 
 def _backends() -> list[str]:
     """Return the backend names of the job's process groups without gloo, whose recorder is the default one."""
+    names = dict.fromkeys(name for of_group in _group_backends().values() for name in of_group)
+    return [name for name in names if name != "gloo"]
+
+
+def _mixed_groups() -> set[str]:
+    """Return the names of groups with gloo for tensors of the host beside another backend for those of a device."""
+    return {group for group, names in _group_backends().items() if "gloo" in names and len(names) > 1}
+
+
+def _group_backends() -> dict[str, dict[str, None]]:
+    """Return the names of the backends of each process group, by its name."""
     world: Any = find("torch.distributed.distributed_c10d._world")
-    names: dict[str, None] = {}
+    found: dict[str, dict[str, None]] = {}
     for group in () if world is None else tuple(world.pg_map):
         with contextlib.suppress(Exception):  # a group that is being destroyed, or one without devices
-            names |= dict.fromkeys(group._get_backend(device).name() for device in group._device_types)
-    return [name for name in names if name != "gloo"]
+            names = dict.fromkeys(group._get_backend(device).name() for device in group._device_types)
+            found[str(world.pg_names[group])[:LABEL_CHARACTERS_MAX]] = names
+    return found
 
 
 def _read(recorders: Iterable[bytes], operations: Mapping[str, int] = {}) -> list[RankAccount]:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.hangs.torch_flight_recorder import SIZES_MAX, TEXT_MAX, dumps, unfinished
+from pacecar.analysis.hang.dumps.flight_recorder import read_dump
+from pacecar.analysis.hang.judgement import judge
+from pacecar.profiler.hangs.torch_flight_recorder import SIZES_MAX, TEXT_MAX, dumps, unfinished, with_calls
+from pacecar.records.hangs import GroupState, HangKind, RankAccount
 from tests.profiler.hangs.job_flight_recorder import run_groups
 
 RECORDED = Path(__file__).parents[2] / "gpu" / "recorded"
@@ -106,6 +109,21 @@ def test_a_message_between_two_ranks_is_counted_as_such_and_all_that_is_said_is_
     coalesced = entry(input_sizes=[[n, n] for n in range(500)])
     assert len(unfinished([dump(coalesced)])) < SIZES_MAX + 60
     assert len(unfinished([dump(*(entry(str(n), at=n) for n in range(50)))])) == TEXT_MAX
+
+
+def test_a_group_with_a_backend_for_each_kind_of_device_has_two_counts_of_collectives():
+    """Rank 3 has called one of gloo's last, and the others have gone on to NCCL's, of which there are many more."""
+
+    def account(rank, *, is_late):
+        nccl = [entry(seq=5000, at=50, retired=True)] + ([] if is_late else [entry(seq=5001, at=70)])
+        gloo = [entry(seq=10, at=60, name="gloo:all_reduce", retired=True)]
+        read = [read_dump(dump(*entries), rank).groups for entries in (nccl, gloo)]
+        own = GroupState(name="0", ranks=(0, 1, 2, 3), enqueued=5000, operations=5000)
+        return RankAccount(rank=rank, world_size=4, groups=tuple(with_calls([own], read, {"0"})))
+
+    verdict = judge([account(rank, is_late=rank == 3) for rank in range(4)], 4)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == (HangKind.NOT_JOINED, (3,), (0, 1, 2))
+    assert verdict.summary.startswith("rank 3 finished all_reduce #5000 of group `0` and never joined #5001")
 
 
 @pytest.mark.distributed
