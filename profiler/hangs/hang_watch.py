@@ -314,6 +314,7 @@ class HangWatch:
         """Return the accounts of all ranks, and the ranks that must not be named."""
         own, rank = self._speaker.account(), self._hello.rank
         answers = self._ask((other for other in range(len(road.doors)) if other != rank), "account")
+        answers = {other: _own_word(other, answer) for other, answer in answers.items()}
         silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
         heard = {other: answer for other, answer in answers.items() if other not in silent} | {rank: own}
         states = self.processes([*silent], [*heard])
@@ -429,6 +430,13 @@ class HangWatch:
 
 def _judges(answer: Heard | Silence) -> bool:
     return isinstance(answer, Heard) and answer.judges
+
+
+def _own_word(rank: int, answer: RankAccount | Silence) -> RankAccount | Silence:
+    """Return the answer of `rank`; an account of another rank is none, and would stand for that one's."""
+    if isinstance(answer, RankAccount) and answer.rank != rank:
+        return Silence(f"it answers for rank {answer.rank}")
+    return answer
 
 
 def _with_evidence(verdict: HangVerdict, words: Sequence[str]) -> HangVerdict:

@@ -13,7 +13,7 @@ from pacecar.profiler.hangs import hang_watch
 from pacecar.profiler.hangs.account_road import Door, Question, Road, Silence
 from pacecar.profiler.hangs.hang_watch import HangWatch
 from pacecar.profiler.hangs.rank_account import TrainingProgress
-from pacecar.records.hangs import HangKind, HangVerdict
+from pacecar.records.hangs import HangKind, HangVerdict, RankAccount
 from tests.kit.fake_clock import FakeClock
 from tests.kit.records import job_hello
 
@@ -67,3 +67,14 @@ def test_a_host_that_was_reached_and_takes_no_connection_is_cut_off_and_not_name
     assert verdict_on(monkeypatch, UNREACHABLE, was_reached=False) is None, "a firewall, as far as is known"
     same_host = verdict_on(monkeypatch, UNREACHABLE, was_reached=True, address="10.0.0.1")
     assert same_host is None or same_host.kind is not HangKind.LINK, "this host reaches itself"
+
+
+def test_no_rank_speaks_for_another_one(monkeypatch):
+    watch = watch_of([], world=3)
+    here = own_identity(threading.get_native_id())
+    watch._road = Road("", (Door("10.0.0.1", 1, here),) * 3)
+    alike = RankAccount(rank=2, world_size=3, step=9)
+    monkeypatch.setattr(hang_watch, "ask", lambda road, ranks, question, **_: dict.fromkeys(ranks, alike))
+    accounts = watch.look().accounts
+    assert [(one.rank, one.answered, one.step) for one in accounts] == [(0, True, 7), (1, False, None), (2, True, 9)]
+    assert accounts[1].problems == ("it answers for rank 2",)
