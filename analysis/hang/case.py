@@ -123,9 +123,9 @@ def common_place(case: HangCase, ranks: Iterable[int]) -> str | None:
 
 def would_record_waits(case: HangCase) -> bool:
     """Return whether a rank that waits for another one would show it: in a call that torch records, or by its stack."""
-    accounts = case.accounts.values()
-    is_seen = all(training_frames(one) and not is_in_communication(one) for one in accounts)
-    return is_seen and case.records_peer_calls and case.told >= case.accounts.keys()
+    accounts = {rank: one for rank, one in case.accounts.items() if one.answered}
+    is_seen = all(training_frames(one) and not is_in_communication(one) for one in accounts.values())
+    return bool(accounts) and is_seen and case.records_peer_calls and case.told >= accounts.keys()
 
 
 def is_in_communication(account: RankAccount) -> bool:

@@ -230,14 +230,15 @@ def _transfer(case: HangCase, ranks: frozenset[int], wait: Wait) -> HangFinding:
 
 def _without_waits(case: HangCase) -> Iterator[HangFinding]:
     """Yield what can be said if no rank waits in a recorded call."""
-    for rank in sorted(case.facts.gone | case.facts.stopped):
+    have_left = _have_left(case)
+    for rank in sorted((case.facts.gone | case.facts.stopped) - have_left):
         if (cause := _cause(case, rank)) is not None:
             yield cause
     if case.facts.cut_off:
         yield _cut_off(case, None)
     elif (place := common_place(case, case.accounts)) is not None and _is_complete(case):
         yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits for another; all are in {place}")
-    elif _is_complete(case) and not case.facts.all and would_record_waits(case):
+    elif _is_complete(case) and case.facts.all <= have_left and would_record_waits(case):
         places: dict[str, list[int]] = {}
         for one in case.accounts.values():
             places.setdefault(where_words(one), []).append(one.rank)
@@ -246,6 +247,13 @@ def _without_waits(case: HangCase) -> Iterator[HangFinding]:
     else:
         reason = "no rank waits in a recorded collective" if case.accounts else "there is no account of any rank"
         yield HangFinding(HangKind.UNKNOWN, frozenset(), reason)
+
+
+def _have_left(case: HangCase) -> frozenset[int]:
+    """Return the ranks that ended by themselves, or closed pacecar, and that no other one waits for: they are done."""
+    ended = {rank: case.accounts[rank].process for rank in case.facts.gone if would_record_waits(case)}
+    exited = {rank for rank, one in ended.items() if one and one.ended_by is None and not one.killed_for_memory}
+    return frozenset(exited | {one.rank for one in case.accounts.values() if one.has_left})
 
 
 def _is_complete(case: HangCase) -> bool:

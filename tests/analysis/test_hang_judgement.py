@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -349,6 +350,23 @@ def test_no_rank_waits_for_another_though_they_are_in_different_places() -> None
     assert verdict.summary == "no rank waits for another; rank 0: in save.py:3 write; rank 1: in train.py:31 main"
     inside = at("distributed_c10d.py:2100 recv", 0)
     assert judged(inside, at("train.py:31 main", 1), world=2).kind is HangKind.UNKNOWN
+
+
+def test_a_rank_that_has_ended_before_one_that_still_exports_the_model_is_not_to_blame() -> None:
+    def at(frame: str) -> RankAccount:
+        line = ThreadStack(name="MainThread", frames=(frame,), is_training=True)
+        return account(0, {"all": "RR"}, world=2, stacks=(line,))
+
+    def gone(**process: Any) -> RankAccount:
+        return RankAccount(rank=1, world_size=2, answered=False, process=ProcessState(pid=7, exists=False, **process))
+
+    verdict = judged(at("export.py:3 write"), gone(), world=2)
+    assert (verdict.kind, verdict.culprits) == (HangKind.NOBODY, ())
+    assert verdict.summary == "no rank waits for another; rank 0: in export.py:3 write; rank 1: process 7 has ended"
+    closed = RankAccount(rank=1, world_size=2, answered=False, has_left=True, process=ProcessState(pid=7))
+    assert judged(at("export.py:3 write"), closed, world=2).kind is HangKind.NOBODY
+    assert judged(at("export.py:3 write"), gone(ended_by=9), world=2).kind is HangKind.KILLED
+    assert judged(at("distributed_c10d.py:2100 recv"), gone(), world=2).culprits == (1,), "it may wait for rank 1"
 
 
 def test_the_same_line_of_all_ranks_is_no_proof_where_receives_are_not_recorded() -> None:
