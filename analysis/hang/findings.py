@@ -11,7 +11,7 @@ from .group_members import is_synchronizing, plain_operation
 from .sentences import call_words, group_words, ranks_words, waits_or_wait, where_words
 from .wait_graph import Wait
 
-__all__ = ["find_ends", "why_unknown"]
+__all__ = ["cut_off_finding", "find_ends", "why_unknown"]
 
 
 def find_ends(case: HangCase) -> Iterator[HangFinding]:
@@ -51,7 +51,7 @@ def _cause(case: HangCase, rank: int) -> HangFinding | None:
         if rank in ranks:
             return HangFinding(kind, frozenset((rank,)), f"rank {rank} {words}{where}", wait)
     if rank in case.facts.cut_off:
-        return _cut_off(case, wait)
+        return cut_off_finding(case, wait)
     for mismatch in case.mismatches:
         if rank in mismatch.blamed:
             return HangFinding(mismatch.kind, frozenset(mismatch.blamed), mismatch.sentence, wait, not mismatch.odd)
@@ -70,12 +70,12 @@ def _cause(case: HangCase, rank: int) -> HangFinding | None:
     return HangFinding(HangKind.NO_ANSWER, frozenset((rank,)), f"rank {rank} {words}{where}", wait)
 
 
-def _cut_off(case: HangCase, wait: Wait | None) -> HangFinding:
+def cut_off_finding(case: HangCase, wait: Wait | None) -> HangFinding:
     """Return the finding on ranks whose hosts can no longer be reached."""
     ranks = case.facts.cut_off
     here = frozenset(rank for rank, account in case.accounts.items() if account.answered)
     sentence = (
-        f"{ranks_words(ranks)} cannot be reached any more from {ranks_words(here)}: "
+        f"{ranks_words(ranks)} cannot be reached any more{f' from {ranks_words(here)}' if here else ''}: "
         f"a dead link, or {'a dead host' if len(ranks) == 1 else 'dead hosts'}"
     )
     return HangFinding(HangKind.LINK, ranks, sentence, wait)
@@ -235,7 +235,7 @@ def _without_waits(case: HangCase) -> Iterator[HangFinding]:
         if (cause := _cause(case, rank)) is not None:
             yield cause
     if case.facts.cut_off:
-        yield _cut_off(case, None)
+        yield cut_off_finding(case, None)
     elif (place := common_place(case, case.accounts)) is not None and _is_complete(case):
         yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits for another; all are in {place}")
     elif _is_complete(case) and case.facts.all <= have_left and would_record_waits(case):

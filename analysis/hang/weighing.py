@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pacecar.records.hangs import HangKind
 
 from .case import QUIET_PHASES, HangCase, HangFinding, common_place
+from .findings import cut_off_finding
 from .sentences import call_words, group_words, ranks_words, where_words
 from .wait_graph import Wait
 
@@ -163,7 +164,8 @@ def _weigh_transfers(case: HangCase, findings: list[HangFinding]) -> list[HangFi
     Hosts that cannot be reached any more explain all transfers that do not end.
     """
     if case.facts.cut_off and not any(one.kind in NAMING_KINDS for one in findings):
-        return [one for one in findings if one.kind is not HangKind.LINK or one.ranks == case.facts.cut_off]
+        others = [one for one in findings if one.kind is not HangKind.LINK or one.ranks == case.facts.cut_off]
+        return others or [cut_off_finding(case, None)]
     if len(findings) == 1 and (findings[0].wait is None or findings[0].wait.group.knows_ranks):
         return findings
     return _doubted(findings, HangKind.LINK, "but there may be another reason")

@@ -495,6 +495,15 @@ def test_a_host_that_cannot_be_reached_any_more_is_a_dead_link_and_names_no_rank
     assert judged(*nothing_recorded, world=2).kind is HangKind.LINK
 
 
+def test_hosts_that_cannot_be_reached_explain_a_transfer_among_the_others() -> None:
+    """The group of those that wait need not have the rank that is cut off."""
+    gone = RankAccount(rank=3, world_size=4, answered=False, is_cut_off=True)
+    verdict = judged(account(0, {"dp0": "Rr"}), account(2, {"dp0": "Rr"}), gone)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == (HangKind.LINK, (), (0, 2))
+    assert verdict.summary.startswith("rank 3 cannot be reached any more from ranks 0 and 2: a dead link")
+    assert judge([gone], 4).summary.startswith("rank 3 cannot be reached any more: a dead link")
+
+
 def test_what_gloo_does_not_finish_though_others_have_is_a_link() -> None:
     """Data has arrived on one side only: gloo has no device of its own that could be stuck."""
 
