@@ -27,6 +27,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_high
 
+from pacecar.formatting.plain_text import clean
+
 from ..hook.loading import TimedLoader
 from .inquiry import IDLE_SECONDS
 
@@ -203,7 +205,7 @@ def where(thread: int) -> str | None:
         code = frame.f_code
         found.append(f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno})")
         frame = frame.f_back
-    return " > ".join(reversed(found)) or None
+    return clean(" > ".join(reversed(found))) or None
 
 
 def is_in_loader(thread: int) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
+from pacecar.formatting.plain_text import clean
 from pacecar.process_state import ProcessIdentity, read_process
 from pacecar.records import JobHello
 from pacecar.records.hangs import (
@@ -120,7 +121,7 @@ def thread_stacks(training_thread: int) -> tuple[ThreadStack, ...]:
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != training_thread)
     stacks = (
         ThreadStack(
-            name=names.get(ident, f"thread {ident}")[:LABEL_CHARACTERS_MAX],
+            name=clean(names.get(ident, f"thread {ident}"), LABEL_CHARACTERS_MAX),
             frames=_frames(frame),
             is_training=ident == training_thread,
         )
@@ -135,6 +136,6 @@ def _frames(frame: FrameType | None) -> tuple[str, ...]:
     while frame is not None and len(found) < FRAMES_MAX:
         code = frame.f_code
         name = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
-        found.append(name[:LABEL_CHARACTERS_MAX])
+        found.append(clean(name, LABEL_CHARACTERS_MAX))  # a file's name need not be UTF-8
         frame = frame.f_back
     return tuple(found)

@@ -26,6 +26,7 @@ from pacecar.profiler.hangs.account_road import (
     Silence,
     ask,
 )
+from pacecar.profiler.hangs.hang_detector import where
 from pacecar.profiler.hangs.rank_account import thread_stacks
 from pacecar.records.hangs import RankAccount
 from tests.kit.waiting import until
@@ -196,3 +197,11 @@ def test_stacks_begin_with_the_training_thread_and_leave_pacecars_own_out(listen
     assert stacks[0].is_training
     assert any("test_account_road.py" in frame for frame in stacks[0].frames)
     assert not any("pacecar-" in stack.name for stack in stacks)
+
+
+def test_a_script_whose_name_is_not_utf8_does_not_silence_its_rank():
+    names = {}
+    exec(compile("def run(call): return call()", "/tmp/entra\udceenement.py", "exec"), names)
+    stacks, words = names["run"](lambda: (thread_stacks(threading.get_ident()), where(threading.get_ident())))
+    assert any(frame.startswith("entra\ufffdnement.py:1 run") for frame in stacks[0].frames)
+    assert msgspec.msgpack.encode((stacks, words))
