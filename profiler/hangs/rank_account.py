@@ -118,17 +118,19 @@ class RankSpeaker:
 def thread_stacks(training_thread: int) -> tuple[ThreadStack, ...]:
     """Return the Python stacks of this process's threads without pacecar's, the training thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != training_thread)
-    stacks = (
-        ThreadStack(
-            name=clean(names.get(ident, f"thread {ident}"), LABEL_CHARACTERS_MAX),
-            frames=_frames(frame),
-            is_training=ident == training_thread,
+    frames = sys._current_frames()
+    try:
+        shown = (ident for ident in frames if not names.get(ident, "").startswith(OWN_THREADS))
+        return tuple(
+            ThreadStack(
+                name=clean(names.get(ident, f"thread {ident}"), LABEL_CHARACTERS_MAX),
+                frames=_frames(frames[ident]),
+                is_training=ident == training_thread,
+            )
+            for ident in sorted(shown, key=lambda ident: ident != training_thread)[:THREADS_MAX]
         )
-        for ident, frame in frames
-        if not names.get(ident, "").startswith(OWN_THREADS)
-    )
-    return tuple(stack for stack, _ in zip(stacks, range(THREADS_MAX), strict=False))
+    finally:
+        frames.clear()  # with this thread's frame in it a circle, which keeps all threads' locals for the collector
 
 
 def _frames(frame: FrameType | None) -> tuple[str, ...]:

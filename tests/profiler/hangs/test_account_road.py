@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -205,3 +207,23 @@ def test_a_script_whose_name_is_not_utf8_does_not_silence_its_rank():
     stacks, words = names["run"](lambda: (thread_stacks(threading.get_ident()), where(threading.get_ident())))
     assert any(frame.startswith("entra\ufffdnement.py:1 run") for frame in stacks[0].frames)
     assert msgspec.msgpack.encode((stacks, words))
+
+
+def test_reading_stacks_keeps_no_local_variable_of_the_training_thread_alive():
+    class Activation:
+        pass
+
+    def forward():
+        activation = Activation()
+        reader = threading.Thread(target=thread_stacks, args=(threading.get_ident(),))
+        reader.start()
+        reader.join()
+        return weakref.ref(activation)
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        assert forward()() is None
+    finally:
+        if was_enabled:
+            gc.enable()
