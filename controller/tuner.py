@@ -609,8 +609,8 @@ class Tuner:
     def _restore_proven(self, *, closes: bool = False) -> None:
         """Go back from what is not proven: at this boundary all ranks see that tuning froze, or close after it.
 
-        Loss and gradients are no longer watched, so nothing lossy stays in force.  If one rank closes while others
-        train on, no boundary lets all of them go back together, and everything stays.
+        Loss, gradients and loop are no longer watched, so nothing lossy or shared stays in force.  If one rank closes
+        while others train on, no boundary lets all of them go back together, and everything stays.
         """
         home = self._before_difference or self._proven
         rest = self._switcher.resting_values(home, closes=closes)

@@ -119,14 +119,12 @@ class KnobSwitcher:
         return tuple(old if s.knob in self.barred else values.get(s.knob, old) for s, old in pairs)
 
     def resting_values(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
-        """Return what stays in force once tuning ends: `proven`, else the present values, but nothing lossy.
+        """Return what stays in force once tuning ends: `proven`, else the present values, but nothing lossy or watched.
 
-        `closes`: pacecar is about to close, so the global batch and each rank's part of it are the script's own, too.
+        `closes`: pacecar is about to close, so the global batch is the script's own, too.
         """
-        homes = dict(LOSSLESS_CHOICES)
-        spaces = self._agreement.spaces
-        if closes:
-            homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE | WATCHED}
+        spaces, going = self._agreement.spaces, WATCHED | ADAPTIVE if closes else WATCHED
+        homes = LOSSLESS_CHOICES | {space.knob: space.value for space in spaces if space.knob in going}
         pairs = zip(spaces, proven or self.agreed(), strict=True)
         return tuple(homes.get(space.knob, value) for space, value in pairs)
 
