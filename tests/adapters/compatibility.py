@@ -38,8 +38,9 @@ NOT_BY_LIBRARY = {"gc_interval", "work_share", "checkpointed_blocks"}
 
 
 def turned(switches: list[list[Any]]) -> list[str]:
-    """Return the knobs that had two values or more, by the switches [step, values] of a job."""
-    return sorted({k for (_, a), (_, b) in pairwise(switches) for k in b if k in a and a[k] != b[k]})
+    """Return the library's knobs that had two values or more, by the switches [step, values] of a job."""
+    found = {k for (_, a), (_, b) in pairwise(switches) for k in b if k in a and a[k] != b[k]}
+    return sorted(found - NOT_BY_LIBRARY)
 
 
 def ran(name: str, library: str, version: str, job: str, answer: dict[str, Any]) -> None:
