@@ -44,6 +44,7 @@ MAY_BE_MISSING = {
     "pacecar_job_collective_bytes": "gloo does not say sizes",
     "pacecar_job_collective_bus_bandwidth_bytes_per_second": "gloo does not say sizes",
     "pacecar_job_checkpoint": "the demo saves no checkpoint",
+    "pacecar_job_unsaved_steps": "the demo saves no checkpoint",
     "pacecar_tuner_decisions_total": NO_TRIAL,
     "pacecar_tuner_verdicts_total": NO_TRIAL,
     "pacecar_tuner_expected_gain_ratio": NO_TRIAL,
