@@ -173,7 +173,7 @@ class Compilations:
             self._callbacks.remove_start_callback(self._begins)
             self._callbacks.remove_end_callback(self._ends)
 
-    def _begins(self, *_: object) -> None:  # torch < 2.7 passes no arguments
+    def _begins(self, *_: object) -> None:  # older torch passes no arguments
         if self._under_way == 0:
             self._begun_ns = self._now_ns()
         self._under_way += 1
