@@ -17,7 +17,16 @@ import click
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import plural
 
-from .shared_options import complain, config_option, fail, load, need_analysis, print_json, trace_directory_option
+from .shared_options import (
+    complain,
+    config_option,
+    fail,
+    load,
+    need_analysis,
+    place_of_files,
+    print_json,
+    trace_directory_option,
+)
 
 if TYPE_CHECKING:
     from pacecar.records import Answer
@@ -93,11 +102,13 @@ def hang(name: str, **options: Any) -> None:  # noqa: ANN401
 
 
 @job.command()
-@click.option("--directory", type=click.Path(path_type=Path), help="Where.  [default: the job's run folder]")
+@click.option("--directory", metavar="FOLDER", callback=place_of_files, help="Where.  [default: the job's run folder]")
 @_options
-def dump(name: str, directory: Path | None, **options: Any) -> None:  # noqa: ANN401
+def dump(name: str, directory: str | None, **options: Any) -> None:  # noqa: ANN401
     """Write what all ranks are doing into a folder, for `pacecar analyze --hang`, and print its path."""
-    given: dict[str, int | str] = {} if directory is None else {"directory": str(directory.absolute())}
+    if directory is not None and "://" in directory:
+        raise click.BadParameter("dumps are written into a folder, not to a URL", param_hint="--directory")
+    given: dict[str, int | str] = {} if directory is None else {"directory": directory}
     answers, final = _ask(name, "dump", given, options)
     from .job_text import absent_lines, job_document
 

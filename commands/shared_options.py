@@ -13,19 +13,30 @@ from pacecar.formatting.plain_text import clean
 if TYPE_CHECKING:
     from pacecar.config import Config
 
-__all__ = ["complain", "config_option", "fail", "load", "need", "need_analysis", "print_json", "trace_directory_option"]
+__all__ = [
+    "complain",
+    "config_option",
+    "fail",
+    "load",
+    "need",
+    "need_analysis",
+    "place_of_files",
+    "print_json",
+    "trace_directory_option",
+]
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
 )
 
 
-def _place(_: click.Context, __: click.Parameter, directory: str | None) -> str | None:
+def place_of_files(_: click.Context, __: click.Parameter, directory: str | None) -> str | None:
+    """Return a URL as it is, and a folder's absolute path (a click callback)."""
     return directory if directory is None or "://" in directory else str(Path(directory).absolute())
 
 
 trace_directory_option = click.option(
-    "--directory", metavar="FOLDER|URL", callback=_place, help="Where.  [default: the job's run folder]"
+    "--directory", metavar="FOLDER|URL", callback=place_of_files, help="Where.  [default: the job's run folder]"
 )
 """Where the job writes traces: a URL, or the absolute path of a folder."""
 

@@ -45,6 +45,13 @@ def test_an_order_that_cannot_be_one_is_not_sent(words: list[str]) -> None:
     assert CliRunner().invoke(cli, ["job", "j", "tune", *words]).exit_code == 2
 
 
+def test_a_dump_does_not_go_to_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_client, "ask_job", lambda *_: pytest.fail("an order was sent"))
+    said = CliRunner().invoke(cli, ["job", "j", "dump", "--directory", "s3://bucket/hang"])
+    assert said.exit_code == 2
+    assert "--directory: dumps are written into a folder, not to a URL" in said.output
+
+
 def test_what_is_not_known_is_said_beside_what_is() -> None:
     ledger = JobLedger(
         job="j", ranks=4, step=9, pace_ns=50_000_000, median_ns=48_000_000, total_steps=9, total_wall_ns=100,
