@@ -239,6 +239,7 @@ class StochasticDepth(nn.Module):
         (nn.RReLU(), "0 (RReLU) has random numbers"),
         (nn.InstanceNorm1d(4, track_running_stats=True), "0 is InstanceNorm1d"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "is _SpectralNorm"),
+        (nn.utils.spectral_norm(nn.Linear(4, 4)), "0 (Linear) has spectral_norm"),
     ],
 )
 def test_what_depends_on_the_micro_batch_is_refused_by_name(layer: nn.Module, reason: str) -> None:

@@ -37,6 +37,8 @@ def inexact(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if _has_statistics(module):
             return f"{name or 'model'} is {type(module).__name__}: its statistics depend on the micro-batch"
+        if _has_spectral_norm(module):
+            return f"{name or 'model'} ({type(module).__name__}) has spectral_norm: each micro-batch moves its estimate"
         chance = _dropout(module)
         if chance is not None:
             return f"{name or 'model'} ({type(module).__name__}) has {chance}: other micro-batches draw other numbers"
@@ -48,6 +50,14 @@ def _has_statistics(module: nn.Module) -> bool:
     if isinstance(module, _INSTANCE_NORMS):
         return bool(module.track_running_stats)
     return isinstance(module, _BATCH_NORMS) or _is_called(module, "_BatchNorm") or _is_called(module, "_SpectralNorm")
+
+
+def _has_spectral_norm(module: nn.Module) -> bool:
+    """Return whether `torch.nn.utils.spectral_norm` was applied; it leaves no module, but `weight_u`, `weight_orig`."""
+    return any(
+        name.endswith("_u") and hasattr(module, name.removesuffix("_u") + "_orig")
+        for name, _ in module.named_buffers(recurse=False)
+    )
 
 
 def _dropout(module: nn.Module) -> str | None:
