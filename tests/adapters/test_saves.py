@@ -58,10 +58,10 @@ def test_every_operation_has_the_outcome_that_it_has_without_pacecar(library: st
     bare, seen = said(library, "bare", folder), said(library, way, folder)
     assert {"losses", "step 1", "step 4", "step 10", "closed"} <= bare.keys()
     assert seen.keys() == bare.keys()
-    other = {
-        f"{operation} at {moment}": (outcome, seen[moment].get(operation))
+    other = [
+        f"{operation} at {moment}:\n  {outcome}\n  {seen[moment].get(operation)}"
         for moment, outcomes in bare.items()
         for operation, outcome in outcomes.items()
         if seen[moment].get(operation) != outcome
-    }
-    assert other == {}
+    ]
+    assert not other, "\n".join(other)
