@@ -133,6 +133,8 @@ class GcIntervalActuator(Actuator):
         self._value = AUTOMATIC_GC
         self._found: tuple[int, int, int] | None = None
         """The thresholds to put back; None while they are in force."""
+        self._raised: tuple[int, int, int] | None = None
+        """What Python answers for those in force instead; 3.14 answers 0 for the third, whatever was set."""
         self._schedule: CollectionSchedule | None = None
         self._boundaries = self._collections = 0
         self._population: int | None = None
@@ -189,7 +191,7 @@ class GcIntervalActuator(Actuator):
         """Collect if it is due; return the ns that this took in place of automatic collections."""
         if self._found is None or self._schedule is None:
             return 0
-        if not gc.isenabled() or gc.get_threshold() != self._raised():
+        if not gc.isenabled() or gc.get_threshold() != self._raised:
             self._object(Objection.SCRIPT)
             return 0
         self._boundaries += 1
@@ -246,10 +248,6 @@ class GcIntervalActuator(Actuator):
 
     # --- thresholds ---
 
-    def _raised(self) -> tuple[int, int, int]:
-        assert self._found is not None, "they are raised"
-        return BACKSTOP_OBJECTS, self._found[1], NEVER
-
     def _take_over(self, value: int) -> None:
         self._schedule = CollectionSchedule(value)
         self._boundaries = self._collections = 0
@@ -257,14 +255,15 @@ class GcIntervalActuator(Actuator):
         if self._found is None:
             self._population, self._grown = None, 0
             self._found = gc.get_threshold()
-            gc.set_threshold(*self._raised())
+            gc.set_threshold(BACKSTOP_OBJECTS, self._found[1], NEVER)
+            self._raised = gc.get_threshold()
             _turned.add(self)
 
     def _put_back(self) -> None:
         """Put the thresholds back, unless the script has set others meanwhile."""
         if self._found is None:
             return
-        if gc.get_threshold() == self._raised():
+        if gc.get_threshold() == self._raised:
             gc.set_threshold(*self._found)
         self._found = self._schedule = None
         _turned.discard(self)

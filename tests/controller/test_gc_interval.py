@@ -94,6 +94,21 @@ def test_switching_on_and_off_leaves_the_collector_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("collector")
+def test_a_python_that_does_not_tell_the_third_threshold_is_not_taken_for_a_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, ask = gc.get_threshold(), gc.get_threshold
+    monkeypatch.setattr(gc, "get_threshold", lambda: (*ask()[:2], 0))  # as Python 3.14
+    knob = GcIntervalActuator(Memory())
+    knob.apply(16)
+    for _ in range(4):
+        knob.on_boundary()
+    assert knob.objection() is None
+    knob.apply(0)
+    assert ask()[:2] == before[:2]
+
+
+@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize(
     ("act", "words"),
     [
