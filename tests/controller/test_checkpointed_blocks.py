@@ -56,6 +56,13 @@ class Block(nn.Module):
         return x + self.back(self.drop(torch.tanh(self.into(x))))
 
 
+class Smooth(Block):
+    """Without random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.back(torch.tanh(self.into(x)))
+
+
 def stack(kind: Callable[[], nn.Module] = Block, count: int = 4, *, wraps: bool = True, **how: Any) -> nn.Sequential:
     torch.manual_seed(0)
     made = [kind() for _ in range(count)]
@@ -112,6 +119,23 @@ def test_gradients_are_equal_to_the_bit_whatever_is_turned_while_it_is_measured_
 
     assert train(net, 14, turn) == expected
     assert not turns
+
+
+def test_checkpointed_blocks_can_be_differentiated_by_torch_func() -> None:
+    net = stack(Smooth, wraps=False)
+    knob, x = measured(net), torch.randn(SAMPLES, WIDTH)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(net, parameters, (x,)).square().mean()
+
+    def derive() -> list[Tensor]:
+        parameters = dict(net.named_parameters())
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        return [*each.values(), torch.func.jacrev(lambda one: net(one).square())(x[0])]
+
+    expected = derive()
+    knob.apply(4)
+    assert all(map(torch.equal, derive(), expected))
 
 
 @pytest.mark.parametrize("wraps", [True, False])

@@ -39,7 +39,7 @@ from torch.utils.checkpoint import checkpoint
 from pacecar.profiler.hook.module_calls import Around, CallObserver, is_compiled_in_place, observe_calls
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, is_fsdp1, is_one_group, uncompiled
 from pacecar.profiler.timing.torch_compile import skip_frame
-from pacecar.torch_internals import lacking
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["RepeatedBlock", "Transform", "find_blocks", "refusal_of", "whole_of"]
 
@@ -169,7 +169,8 @@ class PlainBlock(RepeatedBlock):
 
 
 def _checkpointed(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    if not torch.is_grad_enabled():
+    # Inside torch.func.grad, vjp, jacrev and hessian torch's checkpoint raises.
+    if not torch.is_grad_enabled() or not need("torch._C._autograd._saved_tensors_hooks_is_enabled")():
         return call(*args, **kwargs)
     # Not as the checkpoint's keywords, some of which have names of its own.
     run = functools.partial(call, **kwargs)
