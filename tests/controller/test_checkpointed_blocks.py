@@ -460,6 +460,25 @@ class TakesCache(Block):
         return super().forward(x)
 
 
+class WithList(nn.Sequential):
+    """Collects something of every block in a list that outlives the step."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__(*blocks)
+        self.means: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = block(x, self.means)
+        return x
+
+
+class Appends(Block):
+    def forward(self, x: Tensor, means: list[Tensor]) -> Tensor:
+        means.append(x.detach().mean())
+        return super().forward(x)
+
+
 class Frozen(Block):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -522,6 +541,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "checkpoint around": (lambda: plain(holder=InsideCheckpoint), "0 is inside a checkpoint"),
     "called twice": (lambda: plain(holder=Twice), "0 was called 2 times in 1 forwards"),
     "by keyword": (lambda: plain(holder=ByKeyword), "gets its tensors by keyword"),
+    "a list that it is given": (
+        lambda: plain(Appends, WithList),
+        r"0 changes its argument 1(\[\d\]| \(length\)) in forward",
+    ),
     "other inputs": (lambda: plain(TakesCache, WithCache), "it is called with a SimpleNamespace"),
     "no gradient": (lambda: nn.Sequential(*stack(Frozen), nn.Linear(WIDTH, 1)), "keeps nothing for backward"),
     "one block": (lambda: stack(count=1), "there is one block"),

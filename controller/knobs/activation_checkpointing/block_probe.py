@@ -13,9 +13,9 @@ A block that was never checkpointed must show that it computes the same again.  
 checkpoint would do it, it runs a second time on copies of its inputs, with random numbers and autocast restored, and
 its output and the kinds of tensors that it saves are compared to the bit.  Thereby inputs changed in place, contexts
 that ended with forward (an attention backend) and arithmetic that differs from run to run are found and refused.
-Refused, too: attributes or buffers that forward changes (batch normalization's statistics would be updated twice),
-random numbers of Python or numpy, several calls in one forward, inputs that are not tensors or plain values, and a
-saved tensor that backward reads twice.
+Refused, too: attributes, buffers or collections in its arguments that forward changes (batch normalization's statistics
+would be updated twice), random numbers of Python or numpy, several calls in one forward, inputs that are not tensors or
+plain values, and a saved tensor that backward reads twice.
 
 Nothing here raises into forward or backward: an error becomes the reason of a refusal.  Not noticed: a block that
 computes something else in later steps, and state that is kept outside modules, such as another generator of torch's.
@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -165,10 +165,10 @@ class BlockProbe:
                 return call(*args, **kwargs)
             reading.calls += 1
             is_first = reading.calls == 1
-            before = self._state(block, reading) if is_first else {}
+            before = self._state(block, reading, args, kwargs) if is_first else {}
             with nullcontext() if block.is_checkpointed_at_home else self._timed(reading):
                 output = run(call, args, kwargs)
-            after = self._state(block, reading) if is_first else {}
+            after = self._state(block, reading, args, kwargs) if is_first else {}
             changed = next((key for key in before.keys() | after.keys() if _differ(before, after, key)), None)
             if changed is not None:
                 reading.refuse(f"changes {changed} in forward")
@@ -188,12 +188,20 @@ class BlockProbe:
             if end is not None:
                 reading.events.append((begin, end))
 
-    def _state(self, block: RepeatedBlock, reading: BlockReading) -> dict[str, object]:
-        """Return what a forward could change and no checkpoint restores: attributes, buffers, random numbers."""
+    def _state(
+        self, block: RepeatedBlock, reading: BlockReading, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, object]:
+        """Return what a forward could change and no checkpoint restores.
+
+        Attributes, buffers, collections that it is called with, random numbers.
+        """
         state: dict[str, object] = {}
         begun_ns = time.monotonic_ns()
         try:
             state["the random numbers of Python or numpy"] = fingerprint(with_torch=False)
+            for place, value in chain(enumerate(args), kwargs.items()):
+                if not isinstance(value, Tensor):  # whether those changed shows when the block runs again
+                    state |= _contents(f"its argument {place}", value)
             for name, part in block.inner.named_modules():
                 own = f"its {name}." if name else "its "
                 state |= {own + key: value for key, value in vars(part).items()}
