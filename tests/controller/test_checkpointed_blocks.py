@@ -276,6 +276,10 @@ def test_memory_that_gets_short_later_has_all_ranks_go_back(monkeypatch: pytest.
     assert proposal.values == {"checkpointed_blocks": 4}
     assert "on rank 1 memory gets short" in records[0].reason
 
+    knob.apply(4)
+    assert knob.objection() is None, "a rank reports one objection, and others may follow"
+    assert knob.is_barred(1), "for good"
+
 
 def test_without_a_use_for_the_memory_plain_blocks_are_left_alone() -> None:
     knob = measured(stack(wraps=False), is_useful=False)

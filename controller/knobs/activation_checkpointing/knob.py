@@ -230,8 +230,8 @@ class CheckpointedBlocksActuator(Actuator):
             block.switch(is_checkpointed=at < value)
 
     def objection(self) -> Objection | None:
-        """Return that memory got short; None while it is not."""
-        return self._objection
+        """Return that memory got short while blocks keep what the script has them compute again; else None."""
+        return self._objection if self._value < self._home else None
 
     def close(self) -> None:
         """Stop measuring; the blocks stay as all ranks agreed, because the micro-batch may need the memory."""
