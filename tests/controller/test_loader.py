@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -172,6 +173,19 @@ def test_without_numpy_a_look_at_the_generators_sees_draws_and_nothing_else(monk
     assert fingerprint() == before
     torch.rand(())
     assert fingerprint() != before
+
+
+@pytest.mark.filterwarnings("ignore:get_state and legacy:RuntimeWarning")
+def test_draws_of_any_bit_generator_of_numpy_are_seen() -> None:
+    found = numpy.random.get_bit_generator()
+    try:
+        numpy.random.set_bit_generator(numpy.random.PCG64(1))
+        before = fingerprint()
+        assert fingerprint() == before
+        numpy.random.random()
+        assert fingerprint() != before
+    finally:
+        numpy.random.set_bit_generator(found)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ Generators of the dataset's own cannot be seen from outside (each worker has a c
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -39,9 +40,8 @@ def fingerprint(*, with_torch: bool = True) -> int:
     if with_torch:
         state = torch.get_rng_state()
         states.append(state.numpy().tobytes() if numpy else tuple(state.tolist()))
-    if numpy is not None:
-        drawn = numpy.random.get_state()
-        states.append((drawn[1].tobytes(), *drawn[2:]))
+    if numpy is not None:  # whichever bit generator the script has set
+        states.append(pickle.dumps(numpy.random.get_state(legacy=False)))
     return hash(tuple(states))
 
 
