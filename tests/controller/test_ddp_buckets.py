@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar import torch_internals
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp import torch_internals as ddp_internals
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.profiler.ranks.data_parallel import wrapper_of_others
@@ -148,6 +150,37 @@ def test_an_apply_that_was_not_prepared_changes_nothing(group: None) -> None:
     with pytest.raises(ActuatorError, match="one rank"):
         actuator(ddp).apply(4096)
     assert ddp.reducer is reducer
+
+
+def test_a_signal_amid_a_switch_leaves_ddp_a_reducer(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp = DistributedDataParallel(net())
+    knob = actuator(ddp)
+    for _ in range(3):
+        ddp(torch.ones(2, 256)).sum().backward()
+    assert knob._reducer.prepare() is None
+    build = torch_internals.find("torch.distributed.Reducer")
+    with monkeypatch.context() as patch:
+        patch.setattr(ddp_internals, "build_ordered", Interrupted(ddp_internals.build_ordered))
+        with pytest.raises(KeyboardInterrupt):
+            knob.apply(4096)
+    assert isinstance(ddp.reducer, build)
+    assert knob.value() == 25 * 2**20
+    copy.deepcopy(ddp)  # as torch.save(ddp)
+    ddp(torch.ones(2, 256)).sum().backward()
+
+
+class Interrupted:
+    """A function that Ctrl-C interrupts at its first call."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self._is_due = True
+
+    def __call__(self, *arguments: Any) -> object:
+        if self._is_due:
+            self._is_due = False
+            raise KeyboardInterrupt
+        return self._function(*arguments)
 
 
 def state_hook(state, bucket):

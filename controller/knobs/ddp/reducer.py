@@ -233,11 +233,13 @@ class DdpReducer:
             raise ActuatorError(self.refusal() or self.prepare() or "refusal() was never asked")
         try:
             self._rebuild(ddp, wanted)
-        except Exception as error:
+        except BaseException as error:
             try:
                 self._rebuild(ddp, old)
             except Exception as second:
                 raise ActuatorError(f"{_describe(wanted)} failed ({error}), and so did going back") from second
+            if not isinstance(error, Exception):  # a signal: the script may yet save its model, or train on
+                raise
             raise ActuatorError(f"{_describe(wanted)}: {type(error).__name__}: {error}") from error
         self._plan = wanted
 
