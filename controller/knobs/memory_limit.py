@@ -51,13 +51,17 @@ def is_short(device: torch.device) -> bool:
 def peak_ratio(device: torch.device | None, extra_bytes: int) -> float | None:
     """Return the share of `device`'s memory in use at this process's peak if that were `extra_bytes` higher.
 
-    What other processes and the driver hold now counts too.  None unless CUDA.
+    What other processes and the driver hold now counts too.  Right after the script reset the peak, as some do with
+    every line of their log, what the allocator holds counts instead.  None unless CUDA.
     """
     if device is None or device.type != "cuda":
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    others_bytes = max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(device))
-    return (torch.cuda.max_memory_allocated(device) + extra_bytes + others_bytes) / total_bytes
+    reserved_bytes, peak_bytes = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
+    others_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
+    if extra_bytes > 0 and peak_bytes <= torch.cuda.memory_allocated(device):  # the script has just reset the peak
+        peak_bytes = reserved_bytes
+    return (peak_bytes + extra_bytes + others_bytes) / total_bytes
 
 
 def _host_ratio(extra_bytes: int) -> float | None:

@@ -225,6 +225,17 @@ def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.Monk
     assert "96%" in str(reshard.refusal())
 
 
+def test_a_peak_that_the_script_has_just_reset_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, peak = torch.device("cuda", 0), 700
+    for name, value in (("memory_allocated", 300), ("memory_reserved", 850), ("mem_get_info", (150, 1000))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    assert memory_limit.beyond_memory(device, 100, "blocks") is None
+    peak = 300
+    assert memory_limit.beyond_memory(device, 100, "blocks") == "blocks would bring the device's memory to 95%"
+    assert not memory_limit.is_short(device), "what the allocator holds is not in use"
+
+
 @pytest.mark.parametrize(("available_kib", "domain"), [(1000, (0, 1, 2, 3)), (200, (2, 3)), (0, (3,))])
 def test_on_cpus_the_host_must_have_the_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, available_kib: int, domain: tuple[int, ...]
