@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+import random
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def test_every_tensor_of_a_nest_is_cut_along_dim_0_and_the_rest_passes_through()
 def test_other_mappings_keep_their_type() -> None:
     parts = list(MicroBatcher(None, 4).split(OrderedDict(x=torch.ones(BATCH, 1))))
     assert [type(p) for p in parts] == [OrderedDict, OrderedDict]
+
+
+def test_a_mapping_that_is_not_made_from_items_is_cut_too() -> None:
+    whole = defaultdict(list, x=torch.arange(BATCH))
+    parts = list(MicroBatcher(None, 4).split(whole))
+    assert [part["x"].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert {part.default_factory for part in parts} == {list}
+    assert len(whole["x"]) == BATCH
 
 
 @given(st.integers(0, 40), st.integers(1, 45))

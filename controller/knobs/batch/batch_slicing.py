@@ -17,6 +17,7 @@ tensors.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,13 +175,22 @@ def map_tensors(nests: Sequence[Any], change: Callable[[Sequence[Tensor]], Tenso
         return change(nests)
     if isinstance(first, Mapping):
         items = {key: map_tensors([nest[key] for nest in nests], change) for key in first}
-        return items if type(first) is dict else type(first)(items)  # type: ignore[call-arg]
+        return items if type(first) is dict else _like(first, items)
     if isinstance(first, (list, tuple)):
         parts = [map_tensors(column, change) for column in zip(*nests, strict=True)]
         if isinstance(first, list):
             return parts
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return first
+
+
+def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:  # noqa: ANN401  the same mapping out
+    try:
+        return type(mapping)(items)  # type: ignore[call-arg]
+    except TypeError:  # a defaultdict takes its factory first
+        changed: Any = copy.copy(mapping)
+        changed.update(items)
+        return changed
 
 
 def samples_in(batch: object) -> int:
