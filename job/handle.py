@@ -137,6 +137,7 @@ class Pacer:
         """
         if self._batcher is None:
             return iter((batch,))
+        self._batcher.is_looped = True
         return self._batcher.split(batch, tokens=tokens, count=count, trim=trim)
 
     def backward(self, loss: torch.Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401

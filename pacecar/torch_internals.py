@@ -132,7 +132,12 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.nn.Module._compiled_call_impl", ("module_calls",), EVER, owner="module"),
     Internal("torch.nn.Module._call_impl", ("module_calls",), EVER),
     Internal("torch.autograd.Variable._execution_engine.queue_callback", ("backward",), EVER),
-    Internal("torch.Tensor._backward_hooks", (), EVER, "Tensor.register_hook watches the outputs, at 2 us more each"),
+    Internal(
+        "torch.Tensor._backward_hooks",
+        (),
+        EVER,
+        "Tensor.register_hook watches the outputs, at 2 us more each, and hooks on parameters are not noticed",
+    ),
     Internal(
         "torch.autograd.graph.Node._register_hook_dict",
         (),
@@ -260,6 +265,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_DDP + "_static_graph_delay_allreduce_enqueued", (), EVER, "torch makes it", owner="mark"),
     Internal(_DDP + "_use_python_reducer", (), EVER, "the python reducer is not noticed", owner="mark"),
     Internal(_DDP + "_delay_all_reduce_params", (), EVER, "delayed all-reduces are not noticed", owner="mark"),
+    Internal("torch.Tensor._post_accumulate_grad_hooks", (), EVER, "such hooks of the script's are not noticed"),
     Internal("torch.nn.Parameter._in_backward_optimizers", (), EVER, "not noticed", owner="mark"),
     Internal("torch._foreach_norm", (), EVER, "torch.linalg.vector_norm of each gradient"),
     Internal("torch._foreach_add_", (), EVER, "one addition for each gradient"),
@@ -309,13 +315,13 @@ INTERNALS: tuple[Internal, ...] = (
         for name in ("_forward_hooks", "_forward_pre_hooks")
     ),
     Internal("torch.Tensor._version", ("checkpointed_blocks",), EVER),
+    Internal("torch._C._autograd._saved_tensors_hooks_is_enabled", ("checkpointed_blocks",), EVER),
     Internal("torch._C._autograd._top_saved_tensors_default_hooks", ("checkpointed_blocks",), ("2.9", "2.15")),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),
     Internal("torch.nn.Module._parameters", ("run_models",), EVER, owner="module"),
 )  # fmt: skip
-    Internal("torch._C._autograd._saved_tensors_hooks_is_enabled", ("checkpointed_blocks",), EVER),
 """Every private name of torch in pacecar; `tests/pacecar/test_torch_internals.py` removes each one."""
 
 _BY_NAME = {internal.name: internal for internal in INTERNALS}

@@ -22,6 +22,8 @@ from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
+from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
+from pacecar.job.handle import Pacer
 from tests.kit.lone_rank import lone_rank
 
 Pair = namedtuple("Pair", "x y")
@@ -219,6 +221,70 @@ def test_an_unknown_batch_is_refused() -> None:
 
 def test_a_batch_of_one_is_refused() -> None:
     assert "nothing to split" in str(actuator(model(), samples=1).refusal())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(8).to_sparse(),
+        lambda: torch.eye(8).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(i + 1, 2) for i in range(8)], layout=torch.jagged),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_trains_whole_and_is_refused_before_another_size_is_tried(
+    make: Callable[[], torch.Tensor],
+) -> None:
+    batcher, whole = MicroBatcher(None), {"x": make()}
+    assert [part is whole for part in batcher.split(whole)] == [True]
+    assert "a batch cannot be cut" in str(MicroBatchActuator(model(), batcher, TuneConfig()).refusal())
+
+
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize(
+    ("draw", "batches", "is_refused"),
+    [
+        (lambda: torch.randn(3), (2,), True),
+        (random.random, (1, 2, 3), True),
+        (lambda: None, (0, 1, 2, 3), False),
+        (lambda: torch.randn(3), (0,), False),
+        (lambda: torch.randn(3, generator=torch.Generator()), (0, 1, 2, 3), False),
+    ],
+    ids=["torch", "python", "nothing", "at first", "a generator of its own"],
+)
+def test_a_loop_that_draws_random_numbers_for_each_micro_batch_is_refused(
+    draw: Callable[[], object], batches: tuple[int, ...], is_refused: bool, size: int | None
+) -> None:
+    batcher = MicroBatcher(None, size)
+    for number in range(4):
+        for _ in batcher.split(torch.ones(8)):
+            if number in batches:
+                draw()
+    reason = MicroBatchActuator(model(), batcher, TuneConfig()).refusal()
+    assert (reason is not None and "the loop draws random numbers" in reason) is is_refused
+
+
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_a_loop_that_does_not_weight_its_losses_is_refused(is_weighted: bool) -> None:
+    net, batcher = model(), MicroBatcher(None)
+    pacer = Pacer(OomSafeTrial(net, batcher))
+    for part in pacer.microbatches(torch.ones(BATCH, 4)):
+        loss = net(part).mean()
+        if is_weighted:
+            pacer.backward(loss)
+        else:
+            loss.backward()
+    expected = None if is_weighted else "losses are not weighted: use pacer.backward(loss) instead of loss.backward()"
+    assert MicroBatchActuator(net, batcher, TuneConfig()).refusal() == expected
+
+
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_gradient_is_refused_while_it_is_there(name: str) -> None:
+    net = model()
+    handle = getattr(net[3].weight, name)(lambda _: None)
+    assert "the gradient of 3.weight has a hook" in str(actuator(net).refusal())
+    handle.remove()
+    assert actuator(net).refusal() is None
 
 
 class HiddenDropout(nn.Module):

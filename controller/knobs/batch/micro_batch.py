@@ -19,16 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..actuator import ActuatorError
+from ..dataloader.randomness_check import fingerprint
 from .batch_slicing import BatchSlices, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
 from .gradient_noise_meter import GradientNoiseMeter
 
 __all__ = ["MicroBatchLimit", "MicroBatcher"]
 
 T = TypeVar("T")
+
+WATCHED_BATCHES = 4
+"""The loop must draw no random numbers until this batch, beside the first, which may initialize something: as many as
+come before the size is offered."""
+
+DRAWS = "the loop draws random numbers for each micro-batch, and other micro-batches would draw others"
 
 
 class MicroBatchLimit:
@@ -102,8 +110,9 @@ class MicroBatcher:
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
     `whole_samples` is what goes through at once if no `micro_batch` is in force and batches are combined.  `refused` is
-    the reason why the size must not be changed under the caller; None if it may.  `share_factor` returns what the
-    losses of a batch of so many samples are multiplied by if ranks share work unevenly.
+    the reason why the size must not be changed under the caller; None if it may.  `draws` is the same if the loop draws
+    random numbers while a micro-batch is out.  `is_looped`: the script itself iterates over micro-batches.
+    `share_factor` returns what the losses of a batch of so many samples are multiplied by if ranks share work unevenly.
     """
 
     def __init__(
@@ -128,8 +137,11 @@ class MicroBatcher:
         self.weight = 1.0
         self.is_last = True
         self.refused: str | None = None
+        self.draws: str | None = None
+        self._watched = 0
         self.share_factor: Callable[[int], float] | None = None
         self.has_weighted = self.has_own_weights = self.counts_terms = False
+        self.is_looped = False
         self._factor = 1.0
         self.ddp = ddp
         # Without this switch in torch, every micro-batch synchronizes: slower, with the same gradients.
@@ -168,6 +180,8 @@ class MicroBatcher:
                 `count` do not belong to this batch.
         """
         samples = samples_in(batch)
+        if self._watched == 0:
+            self.refused = self.refused or _uncuttable(batch)
         if trim and tokens is None:
             raise ValueError("trim needs tokens: the mask, or the length of each sample")
         lengths = None if tokens is None else measure(tokens, samples, width_of(batch))
@@ -201,8 +215,11 @@ class MicroBatcher:
         self._restore()  # an earlier loop may have been abandoned
         self.weight, self.is_last = 1.0, True
         width = None if lengths is None else lengths.width
+        is_watched, self._watched = 0 < self._watched < WATCHED_BATCHES, self._watched + 1
         if len(cuts) == 1 and cuts[0].high - cuts[0].low == samples and cuts[0].keep in (None, width):
+            before = _random_state() if is_watched else None
             yield batch  # an empty batch too, which the script must handle
+            self._look_for_draws(before)
             return
         ddp = self._gated
         if ddp is not None:
@@ -214,10 +231,16 @@ class MicroBatcher:
                     # Inside the user's own no_sync() the last micro-batch must not synchronize either.
                     ddp.require_backward_grad_sync = bool(self._sync_before) and self.is_last
                 self.weight = piece.weight
+                before = _random_state() if is_watched else None
                 yield cut(batch, piece, width)
+                self._look_for_draws(before)
         finally:
             self.weight, self.is_last = 1.0, True
             self._restore()
+
+    def _look_for_draws(self, before: object) -> None:
+        if before is not None and before != _random_state():
+            self.draws = DRAWS
 
     def _restore(self) -> None:
         if self._gated is not None and self._sync_before is not None:
@@ -248,3 +271,22 @@ class MicroBatcher:
             meter.abandon()
             raise
         meter.end()
+
+
+def _uncuttable(batch: object) -> str | None:
+    """Return why `batch` cannot be cut, or None: the trial of another size must not be the first to find out."""
+    try:
+        cut(batch, BatchSlices(0, 1, 1.0))
+    except Exception as error:  # noqa: BLE001  sparse and nested tensors, and whatever a script puts into a batch
+        return f"a batch cannot be cut ({type(error).__name__}: {str(error)[:120]})"
+    return None
+
+
+def _random_state() -> object:
+    """Return what changes when a global generator, or that of the present CUDA device, is drawn from; None: unknown."""
+    try:
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        is_readable = is_used and not torch.cuda.is_current_stream_capturing()
+        return fingerprint(), torch.cuda.get_rng_state().tolist() if is_readable else None
+    except Exception:  # noqa: BLE001  called inside the script's loop
+        return None

@@ -1,6 +1,7 @@
 """Checks whether a model's result depends on how a batch is cut, so that its micro-batch must not be changed.
 
-Some cases do not show in modules: a functional dropout with a literal rate, a loss across samples.
+Hooks on parameters are refused because many are not linear: they clip, or make the optimizer's step in backward.
+Some cases do not show in modules: a loss across samples; random numbers, which `MicroBatcher` looks for in the loop.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def inexact(model: nn.Module) -> str | None:
         return "DDP has static_graph=True, which breaks when gradients are accumulated (pytorch#143580)"
     if meets_inside(model):
         return "ranks wait for each other inside the model (FSDP or tensor parallelism), so none can try a size alone"
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"the gradient of {name} has a hook, which would see each micro-batch's part instead of the whole"
     for name, module in model.named_modules():
         if _has_statistics(module):
             return f"{name or 'model'} is {type(module).__name__}: its statistics depend on the micro-batch"

@@ -47,6 +47,13 @@ class _SizeActuator(Actuator):
     @abstractmethod
     def _limit(self) -> MicroBatchLimit: ...
 
+    def _refusal(self) -> str | None:
+        """Return why no size but the present one computes the same, or None."""
+        batcher = self._batcher
+        if batcher.is_looped and not (batcher.has_weighted or batcher.has_own_weights):
+            return "losses are not weighted: use pacer.backward(loss) instead of loss.backward()"
+        return inexact(self._model) or batcher.draws
+
     def is_barred(self, value: int, beside: Mapping[str, int] = NOTHING_BESIDE) -> bool:
         """Return whether `value` did not fit into memory on some rank."""
         limit = self._limit()
@@ -119,7 +126,7 @@ class MicroBatchActuator(_SizeActuator):
             return "the batch size is not known: micro-batches are not used (iterate over pacer.microbatches(batch))"
         if batch <= 1:
             return f"the batch of a rank has {batch} sample: there is nothing to split"
-        return inexact(self._model)
+        return self._refusal()
 
 
 class MicroTokensActuator(_SizeActuator):
@@ -158,4 +165,4 @@ class MicroTokensActuator(_SizeActuator):
             return "no budget of tokens was given (attach(micro_tokens=...))"
         if self._batcher.batch_tokens is None:
             return "sample lengths are not known: pass them (pacer.microbatches(batch, tokens=mask))"
-        return inexact(self._model)
+        return self._batcher.refused or self._refusal()

@@ -234,7 +234,7 @@ class WorkShareActuator(Actuator):
 
     def refusal(self) -> str | None:
         """Return why samples cannot be moved exactly here, or None."""
-        return self._refused_loop() or self._refused_sampler() or inexact(self._model)
+        return self._refused_loop() or self._refused_sampler() or inexact(self._model) or self._batcher.draws
 
     def _refused_loop(self) -> str | None:
         batcher, ddp = self._batcher, find_ddp(self._model)
