@@ -51,7 +51,8 @@ PLAIN = (int, float, str, bool, type(None))
 class Regrouper:
     """Forms the micro-batches of an update from the loader batches that come one by one.
 
-    `batcher` holds the size in force; the first batch gives the one that the job began with.
+    `batcher` holds the size in force.  The first batch gives the one that the job began with, in which all batches go
+    through as they come, larger ones too.
     """
 
     def __init__(self, batcher: MicroBatcher) -> None:
@@ -110,8 +111,8 @@ class Regrouper:
         if samples is None:
             batcher.refused = batcher.refused or "a batch has no tensors with one number of samples in dim 0"
             return
-        if batcher.samples.value is None and samples:
-            batcher.samples.value = samples
+        if batcher.micro_batch is None and samples:
+            batcher.samples.whole = samples
         if self._updates < SIZING_UPDATES and samples:
             self._largest = max(self._largest, (elements_in(batch), samples), key=lambda pair: pair[0] / pair[1])
             self._updates += is_last

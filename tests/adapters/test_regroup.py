@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from pacecar.adapters.loss_additivity import undisturbed
 from pacecar.adapters.regroup import SIZING_UPDATES, Regrouper
+from pacecar.config import TuneConfig
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 
 
 class Ddp:
@@ -78,6 +80,23 @@ def test_without_a_size_batches_go_through_as_they_come_and_the_first_says_the_s
     seen = update(Regrouper(batcher), batches([4, 4, 4], 2))
     assert [len(numbers) for numbers, _, _ in seen] == [2, 2, 2]
     assert (batcher.micro_batch, batcher.batch_samples) == (2, 6)
+
+
+def test_larger_batches_than_the_first_go_through_as_they_come_until_another_size_is_in_force() -> None:
+    batcher = MicroBatcher(None)
+    regrouper, knob = Regrouper(batcher), MicroBatchActuator(nn.Linear(1, 1), batcher, TuneConfig())
+
+    def sizes() -> list[int]:
+        mixed = [*batches([4], 2), *batches([4], 6), *batches([4], 3)]
+        return [len(numbers) for numbers, _, _ in update(regrouper, mixed)]
+
+    assert (sizes(), knob.value()) == ([2, 6, 3], 2)
+    knob.apply(2)  # as all ranks do before anything is tried
+    assert (sizes(), knob.value()) == ([2, 6, 3], 2)
+    knob.apply(3)
+    assert (sizes(), knob.value()) == ([2, 3, 3, 3], 3)
+    knob.apply(2)
+    assert sizes() == [2, 6, 3]
 
 
 def test_longer_batches_than_those_that_memory_was_measured_with_are_put_together_in_fewer() -> None:

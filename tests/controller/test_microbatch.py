@@ -212,6 +212,22 @@ def test_apply_takes_effect_at_the_next_split() -> None:
         knob.apply(0)
 
 
+def test_where_the_script_gave_no_size_a_batch_that_grows_later_still_goes_through_whole() -> None:
+    batcher = MicroBatcher(None)
+    knob = MicroBatchActuator(model(), batcher, TuneConfig())
+
+    def sizes(samples: int) -> list[int]:
+        return [len(part) for part in batcher.split(torch.ones(samples))]
+
+    assert sizes(8) == [8]
+    knob.apply(knob.value())  # as all ranks do before anything is tried
+    assert (sizes(16), knob.value()) == ([16], 8)
+    knob.apply(4)
+    assert (sizes(16), knob.value()) == ([4, 4, 4, 4], 4)
+    knob.apply(8)
+    assert (sizes(16), knob.value()) == ([16], 8)
+
+
 def test_an_unknown_batch_is_refused() -> None:
     knob = actuator(model(), size=None, samples=None)
     assert "batch size is not known" in str(knob.refusal())

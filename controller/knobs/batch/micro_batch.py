@@ -45,6 +45,9 @@ class MicroBatchLimit:
     Every rank makes the same calls in the same order, so all hold the same sizes for proven.  The script's first size
     counts as proven: whether it fits is the script's own affair.  What did not fit may fit where more blocks are
     checkpointed; `checkpointed` returns how many are.
+
+    Where the script gave no size, `whole` is the batch at the first turn, and stands for the whole batch from then on:
+    a script whose batch grows later still trains it at once.
     """
 
     def __init__(self, value: int | None = None) -> None:
@@ -54,6 +57,7 @@ class MicroBatchLimit:
         """Sizes that did not fit, each with the number of checkpointed blocks then."""
         self.fallback: int | None = None
         """The last proven size that was in force."""
+        self.whole: int | None = None
         self._proven: int | None = None
 
     @property
@@ -73,9 +77,13 @@ class MicroBatchLimit:
             raise ActuatorError(f"{value} did not fit into memory before")
         if self._proven is None:
             self._proven = present
+            self.whole = self.whole or (present if self.value is None else None)
         if present <= self._proven:
             self.fallback = present
-        self.value = value
+        self._set(value)
+
+    def _set(self, value: int) -> None:
+        self.value = None if value == self.whole else value
 
     def is_barred(self, value: int, checkpointed: int) -> bool:
         """Return whether `value` is at least as large as one that did not fit with as many `checkpointed` blocks."""
@@ -90,9 +98,10 @@ class MicroBatchLimit:
         """Bar the size in force, which does not fit on some rank, and go back; return the barred and the new size."""
         assert self.value is not None, "the whole batch always counts as proven"
         assert self.fallback is not None, "a size is unproven only after it was turned"
-        barred, self.value = self.value, self.fallback
+        barred = self.value
+        self._set(self.fallback)
         self._barred.append((barred, self.checkpointed()))
-        return barred, self.value
+        return barred, self.fallback
 
 
 class MicroBatcher:
@@ -157,8 +166,8 @@ class MicroBatcher:
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples in one forward/backward; None for the whole batch."""
-        return self.samples.value
+        """Samples in one forward/backward, or the number that stands for whole batches; None until that is known."""
+        return self.samples.value or self.samples.whole
 
     def split(
         self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False

@@ -99,7 +99,7 @@ class MicroBatchActuator(_SizeActuator):
         Raises:
             ActuatorError: no size was set and no batch was seen yet.
         """
-        value = self._batcher.samples.value or self._batcher.batch_samples
+        value = self._batcher.micro_batch or self._batcher.batch_samples
         if value is None:
             raise ActuatorError("the batch size is not known yet: no batch went through microbatches()")
         return value
