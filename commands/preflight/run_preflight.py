@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -231,12 +232,16 @@ def _check_all(
         board.leave("checks again", checked_again(own, device, options.folder))
         if board.rank == 0:
             findings.nodes = board.found("checks again", range(board.ranks), NodeChecks)
-    for pairs in first_rounds(board.ranks):
+    if board.rank == 0:
+        board.tell("first rounds", first_rounds([one.node for one in findings.nodes]))
+    for pairs in board.told("first rounds", list[list[Pair]]):
         _round(board, findings, pairs, device)
     for number in range(AGAIN_ROUNDS):
         if board.rank == 0:
             verdict = judge_links(findings.nodes, findings.links, options.tolerance)
-            board.tell(f"again/{number}", again(board.ranks, verdict.slow, verdict.doubted))
+            met = Counter(meeting.ranks for meeting in findings.links)
+            pairs = again([one.node for one in findings.nodes], verdict.slow, verdict.doubted, met)
+            board.tell(f"again/{number}", pairs)
         pairs = board.told(f"again/{number}", list[Pair])
         if not pairs:
             break

@@ -6,7 +6,8 @@ each rank's best, because every link of a slow node is slow.
 
 A link has two ends.  The node to which most of the slow links lead is slow itself, if most of its links are; what that
 explains is taken away, and so on.  Then the same with single ranks (one slow port of a node).  What remains is the
-fault of a link.  With one link there is nothing to compare.
+fault of a link, unless one end is slow itself.  With one link there is nothing to compare, and with two nodes no other
+node.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ def judge_links(nodes: Sequence[NodeChecks], meetings: Sequence[LinkMeeting], to
             where = "within nodes" if is_within else "between nodes"
             untold.append(f"links {where}: there is one only, and nothing to compare it with")
             continue
+        joined = {frozenset(known[rank].node for rank in pair) for pair in kind}
+        if not is_within and len(joined) == 1 < len(kind):
+            untold.append("links between nodes: all join the same two; if one were slow, it would not show")
         ends: dict[int, float] = defaultdict(float)
         for pair, rate in kind.items():
             for rank in pair:
@@ -108,6 +112,8 @@ def judge_links(nodes: Sequence[NodeChecks], meetings: Sequence[LinkMeeting], to
                 faults.append(_fault("link", ranks, detail, median(bad)))
                 left = {pair: is_slow for pair, is_slow in left.items() if pair not in mine}
         doubted += [pair for pair, is_slow in left.items() if is_slow]
+    blamed = {rank for fault in faults for rank in fault.ranks}
+    doubted = [pair for pair in doubted if not blamed.intersection(pair)]
     for pair in doubted:
         detail = f"{ratios[pair]:.0%} of the usual rate, while the others of both ends are well"
         fault = _fault("link", [known[rank] for rank in pair], detail, ratios[pair], is_between=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -30,9 +31,14 @@ def nodes(ranks: int, per_node: int = 1, flops: dict[int, float] | None = None) 
     ]  # fmt: skip
 
 
+def apart(ranks: int) -> list[str]:
+    return [one.node for one in nodes(ranks)]
+
+
 def examine(ranks: int, per_node: int, rate: Callable[[Pair], float]) -> tuple[list[tuple[tuple[int, ...], bool]], int]:
     """Play all rounds; return who is named (and whether as a link between two), and the number of rounds."""
     everyone, meetings, rounds = nodes(ranks, per_node), list[LinkMeeting](), 0
+    places = [one.node for one in everyone]
 
     def play(pairs: list[Pair]) -> None:
         nonlocal rounds
@@ -45,11 +51,11 @@ def examine(ranks: int, per_node: int, rate: Callable[[Pair], float]) -> tuple[l
                 LinkMeeting(round=rounds, ranks=pair, forth_bytes_per_second=found, back_bytes_per_second=USUAL)
             )
 
-    for pairs in first_rounds(ranks):
+    for pairs in first_rounds(places):
         play(pairs)
     for _ in range(AGAIN_ROUNDS):
         verdict = judge_links(everyone, meetings, TOLERANCE)
-        pairs = again(ranks, verdict.slow, verdict.doubted)
+        pairs = again(places, verdict.slow, verdict.doubted, Counter(meeting.ranks for meeting in meetings))
         if not pairs:
             break
         play(pairs)
@@ -63,7 +69,7 @@ def noisy(draw: random.Random) -> float:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 6, 8, 13, 64, 100])
 def test_every_rank_meets_others_and_no_pair_meets_twice(ranks: int) -> None:
-    rounds = first_rounds(ranks)
+    rounds = first_rounds(apart(ranks))
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(pairs) == len(set(pairs))
     met = {rank: sum(rank in pair for pair in pairs) for rank in range(ranks)}
@@ -78,7 +84,7 @@ def test_a_slow_node_is_told_from_a_slow_link(ranks: int, slow: str) -> None:
         draw = random.Random(seed)
         chosen = draw.sample(range(ranks), 2)
         bad = {"node": {chosen[0]}, "two nodes": set(chosen)}.get(slow, set())
-        pairs = [pair for pairs in first_rounds(ranks) for pair in pairs]
+        pairs = [pair for pairs in first_rounds(apart(ranks)) for pair in pairs]
         cut = draw.choice(pairs) if slow == "pair" else None
 
         def rate(pair: Pair) -> float:
@@ -107,6 +113,36 @@ def test_a_node_with_eight_ranks_is_named_whole_and_one_slow_port_by_its_rank() 
 
     named, _ = examine(64, 8, slow_port)
     assert named == [((21,), False)]
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(16, 8), (24, 8), (40, 8), (12, 4), (4, 2), (6, 2), (18, 6)])
+@pytest.mark.parametrize("what", ["port", "device", "node"])
+def test_a_slow_end_is_named_however_many_ranks_a_node_has(ranks: int, per_node: int, what: str) -> None:
+    """A rank needs two links to other nodes, and a node links to two others, or its end cannot be told."""
+    if what == "node" and ranks == 2 * per_node:
+        pytest.skip("of two nodes it cannot be told")
+    for bad in range(ranks):
+        draw = random.Random(bad)
+
+        def rate(pair: Pair) -> float:
+            node = bad // per_node  # noqa: B023  called at once
+            is_between = pair[0] // per_node != pair[1] // per_node
+            touches = node in (pair[0] // per_node, pair[1] // per_node) if what == "node" else bad in pair  # noqa: B023
+            return noisy(draw) * (0.4 if touches and (is_between or what == "device") else 1.0)  # noqa: B023
+
+        named, rounds = examine(ranks, per_node, rate)
+        assert named, bad
+        assert not any(is_between for _, is_between in named), (bad, named)
+        assert {rank // per_node for its, _ in named for rank in its} == {bad // per_node}, (bad, named)
+        assert rounds <= math.ceil(math.log2(ranks)) + 1 + AGAIN_ROUNDS
+
+
+def test_of_two_nodes_it_is_said_that_a_slow_one_would_not_show() -> None:
+    meetings = [
+        LinkMeeting(round=1, ranks=pair, forth_bytes_per_second=1e9, back_bytes_per_second=1e9)
+        for pair in first_rounds(["0", "0", "1", "1"])[1]
+    ]
+    assert "would not show" in judge_links(nodes(4, 2), meetings, TOLERANCE).untold[0]
 
 
 def test_with_one_link_there_is_nothing_to_compare() -> None:
