@@ -11,6 +11,7 @@ are the last steps, and of a joined row the time is lost in proportion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import median_high, median_low
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from pacecar.ledger.attempts import CLOCK_JUMP_NS, Attempt, JobLife, StepRow, ch
 from pacecar.records import Goodbye, HangSuspicion, StepRecord
 from pacecar.records.final_totals import completed
 
+from ..formatting import elapsed
 from .notices import ReportNotices
 from .run_index import Key, RunIndex
 from .step_join import Measured
@@ -146,6 +148,10 @@ class AttemptSums:
         life = charge(attempts)
         if life is None or len(attempts) < 2:
             return life
+        back_ns = [ended.ended_ns - began.began_ns for ended, began in pairwise(attempts)]
+        if back := [each for each in back_ns if each > CLOCK_JUMP_NS]:
+            text = f"the clock went back by {elapsed(max(back))} between two attempts: the job's life is without it"
+            notices.add(name, "clock back", text, is_damage=False)
         if life.lost_is_partial:
             text = "some attempts do not tell their step of the whole training: steps lost there are those after"
             text += " their last checkpoint, or unknown; pacer.resume(step) tells it"

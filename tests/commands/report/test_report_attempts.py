@@ -169,9 +169,12 @@ def test_an_attempt_whose_hello_is_lost_begins_with_its_first_step(tmp_path: Pat
 
 
 def test_clocks_that_go_back_between_attempts_are_counted(tmp_path: Path) -> None:
-    life = life_of(written(tmp_path / "run", [*attempt(7200 * S, 20), *attempt(0, 20, resumed=20), goodbye(2 * S)]))
-    assert len(life.jumps_ns) == 1
-    assert life.wall_ns == 8 * S
+    records = [*attempt(7200 * S, 20), *attempt(0, 20, resumed=20), goodbye(2 * S)]
+    report = report_of(written(tmp_path / "run", records))
+    assert report.life is not None
+    assert len(report.life.jumps_ns) == 1
+    assert report.life.wall_ns == 8 * S
+    assert any("went back by 2 h 0 min between two attempts" in notice.text for notice in report.notices)
 
 
 @pytest.mark.parametrize("years", [-1, 1])
