@@ -162,6 +162,33 @@ def test_a_rank_that_was_not_there_in_one_attempt_does_not_move_the_later_ones(
     assert life.headings_ns["unrecorded"] == 0
 
 
+def launched(launch: str, at_ns: int, steps: int, rank: int) -> list[JobRecord]:
+    first, *rest = attempt(at_ns, steps, rank=rank, ranks=2)
+    return [msgspec.structs.replace(first, launch=launch * 16), *rest]
+
+
+@pytest.mark.parametrize("files", [("acd", "abd"), ("ac", "abd"), ("ad", "bd")])
+def test_ranks_that_were_there_in_other_attempts_are_told_apart_and_stay_in_order(
+    tmp_path: Path, files: tuple[str, str]
+) -> None:
+    """As many hellos of each rank need not be of the same attempts; and who is absent may not reorder them."""
+    begin = {"a": 0, "b": 1000 * S, "c": 2000 * S, "d": 3000 * S}
+    ranks = [
+        [record for launch in its for record in launched(launch, begin[launch], 20 * (launch in "ad"), rank)]
+        for rank, its in enumerate(files)
+    ]
+    life = life_of(written(tmp_path / "run", *ranks))
+    there = sorted({launch for its in files for launch in its})
+    assert [one.began_wall_ns - START_NS for one in life.attempts] == [begin[launch] - 2 * S for launch in there]
+    assert life.jumps_ns == ()
+
+
+def test_ranks_that_agreed_on_no_launch_are_one_attempt(tmp_path: Path) -> None:
+    ranks = [[*launched("a", 0, 20, 0), *launched("b", 1000 * S, 20, 0)]]
+    ranks += [[*launched("a", 0, 20, 1), *launched("c", 1001 * S, 20, 1)]]
+    assert len(life_of(written(tmp_path / "run", *ranks)).attempts) == 2
+
+
 def test_an_attempt_whose_hello_is_lost_begins_with_its_first_step(tmp_path: Path) -> None:
     life = life_of(written(tmp_path / "run", attempt(0, 20)[1:]))
     assert life.wall_ns == 20 * 100 * MS
