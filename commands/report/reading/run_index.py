@@ -47,6 +47,9 @@ Timed = Decision | Goodbye | HangSuspicion | HangVerdict | Straggler | TunerOrde
 EVENTS_MAX = 20_000
 """The last so many of each kind are kept: thousands of decisions are days of tuning."""
 
+PROCESS_APART_NS = 1_000_000_000
+"""The start of a process, as two hellos of it say: the kernel counts in 10 ms, and the clock is corrected meanwhile."""
+
 
 class LifeStart(NamedTuple):
     """When the ranks of a life attached and their processes began, when all had met, and the launchers' restarts."""
@@ -163,9 +166,13 @@ def index_jobs(rows: Iterable[Row]) -> dict[str, RunIndex]:
 def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
     match record:
         case JobHello():
-            index.hellos[rank] = record
+            before, index.hellos[rank] = index.hellos.get(rank), record
             there, world = index.worlds.get(life, (set(), 0))
-            index.starts[life] = _start(index.starts.get(life), record)
+            free_ns = 0
+            if before is not None and _is_one_process(before, record):
+                byes = (bye.wall_ns for (its, of), bye in index.goodbyes.items() if of == rank and its < life)
+                free_ns = max(byes, default=record.started_wall_ns)
+            index.starts[life] = _start(index.starts.get(life), record, free_ns)
             index.worlds[life] = ({*there, rank}, max(world, record.world_size))
         case Goodbye():
             index.goodbyes[life, rank] = record
@@ -201,9 +208,18 @@ def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
             pass
 
 
-def _start(known: LifeStart | None, hello: JobHello) -> LifeStart:
+def _is_one_process(one: JobHello, other: JobHello) -> bool:
+    """Return whether a process attached twice: a process id comes again, above all in containers."""
+    if one.process_wall_ns is None or other.process_wall_ns is None or (one.host, one.pid) != (other.host, other.pid):
+        return False
+    return abs(one.process_wall_ns - other.process_wall_ns) < PROCESS_APART_NS
+
+
+def _start(known: LifeStart | None, hello: JobHello, free_ns: int) -> LifeStart:
+    """Return `known` with `hello`, of a process that was in the life before until `free_ns`."""
     attached_ns = hello.started_wall_ns
-    its_ns = attached_ns, attached_ns if hello.process_wall_ns is None else hello.process_wall_ns
+    process_ns = attached_ns if hello.process_wall_ns is None else hello.process_wall_ns
+    its_ns = attached_ns, min(attached_ns, max(process_ns, free_ns))
     if known is None:
         return LifeStart((its_ns,), hello.rendezvous_wall_ns, hello.attempt)
     met = [at for at in (known.rendezvous_ns, hello.rendezvous_wall_ns) if at is not None]

@@ -189,6 +189,17 @@ def test_ranks_that_agreed_on_no_launch_are_one_attempt(tmp_path: Path) -> None:
     assert len(life_of(written(tmp_path / "run", *ranks)).attempts) == 2
 
 
+def test_a_process_that_attaches_twice_does_not_begin_twice(tmp_path: Path) -> None:
+    """A script may train two models one after the other; the second attempt has no share in the first one's hours."""
+    first, *steps = attempt(0, 20000)
+    again, *more = attempt(2500 * S, 20)
+    again = msgspec.structs.replace(again, process_wall_ns=first.process_wall_ns + MS)
+    records = [first, *steps, goodbye(2001 * S), again, *more, goodbye(2503 * S)]
+    life = life_of(written(tmp_path / "run", records))
+    assert life.jumps_ns == ()
+    assert life.wall_ns == 2505 * S
+
+
 def test_an_attempt_whose_hello_is_lost_begins_with_its_first_step(tmp_path: Path) -> None:
     life = life_of(written(tmp_path / "run", attempt(0, 20)[1:]))
     assert life.wall_ns == 20 * 100 * MS
