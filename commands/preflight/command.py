@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +71,9 @@ def preflight(is_local: bool, reference: Path | None, **given: Any) -> None:  # 
 
     options = PreflightOptions(**given, reference=() if reference is None else _checks(reference))
     if is_local:
-        sys.exit(run_alone(options))
+        code = run_alone(options)
+        sys.stdout.flush()
+        os._exit(code)  # a device or disk that does not answer may hold the process up
     try:
         run_preflight(options)
     except JoinError as error:

@@ -188,18 +188,36 @@ def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.
 
 
 def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.environ) -> int:
-    """Check this machine only, its GPUs one after the other; return the exit code."""
+    """Check this machine only, its GPUs one after the other; return the exit code.
+
+    What does not end in time goes on, on a thread that may hold up the end of the interpreter.
+    """
     begun_ns = time.monotonic_ns()
     host = _host(environ)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
-    nodes = [
-        check_node(index, host, host, device, is_first_here=index == 0, folder=options.folder)
-        for index, device in enumerate(devices)
-    ]
+    findings = _Findings()
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            for index, device in enumerate(devices):
+                one = check_node(index, host, host, device, is_first_here=index == 0, folder=options.folder)
+                findings.nodes = [*findings.nodes, one]
+        except Exception as error:  # noqa: BLE001  said with the verdict
+            findings.failure = f"{type(error).__name__}: {first_line(error)}"
+        ended.set()
+
+    threading.Thread(target=work, name="pacecar-preflight", daemon=True).start()
+    is_whole = ended.wait(options.seconds)
+    nodes = findings.nodes
     faults, untold = judge_nodes(nodes, options.tolerance, options.reference)
+    if len(nodes) < len(devices):
+        words = f"its checks did not end within {options.seconds:g} s" if not is_whole else findings.failure or ""
+        faults.append(PreflightFault(check="silent", ranks=(len(nodes),), hosts=(host,), detail=words))
+        untold += [f"rank {index} on {host}: not checked" for index in range(len(nodes) + 1, len(devices))]
     passed_ns = time.monotonic_ns() - begun_ns
-    result = _document(_Findings(nodes), faults, untold, passed_ns, len(devices))
+    result = _document(findings, faults, untold, passed_ns, len(devices))
     _print(result, None, options, environ)
     return FOUND if faults else FIT
 

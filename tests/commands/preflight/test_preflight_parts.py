@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_
 from pacecar.commands.preflight.run_preflight import FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
 from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
+from tests.kit.waiting import until
 
 TOLERANCE = 0.25
 USUAL = 10e9
@@ -185,6 +187,30 @@ def test_a_device_that_cannot_compute_makes_its_node_unfit(
     assert run_alone(PreflightOptions(), environ={"NODE_NAME": "n1"}) == FOUND
     out = capsys.readouterr().out
     assert "rank 0 on n1: hardware: the device cannot compute: CUDA error: uncorrectable ECC error encountered\n" in out
+    assert "leave out: n1" in out
+
+
+def test_a_device_that_does_not_answer_is_named_in_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prolog that waits for it would hold the node for as long as Slurm lets it."""
+    is_over = threading.Event()
+
+    def stuck(device: torch.device) -> float:
+        is_over.wait()
+        return 0.0
+
+    monkeypatch.setattr(node_checks, "_flops_per_second", stuck)
+    monkeypatch.setattr(node_checks, "_copied_bytes_per_second", stuck)
+    monkeypatch.setattr(node_checks, "_disk_bytes_per_second", lambda folder: 1e9)
+    monkeypatch.setattr(node_checks, "_check_hardware", lambda: ([], []))
+    try:
+        assert run_alone(PreflightOptions(seconds=0.2), environ={"NODE_NAME": "n1"}) == FOUND
+    finally:
+        is_over.set()
+        until(lambda: "pacecar-preflight" not in {thread.name for thread in threading.enumerate()})
+    out = capsys.readouterr().out
+    assert "rank 0 on n1: silent: its checks did not end within 0.2 s\n" in out
     assert "leave out: n1" in out
 
 
