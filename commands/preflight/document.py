@@ -17,7 +17,8 @@ class NodeChecks(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured alone.
 
     `node` is the same for all ranks of a node, `host` its name.  The disk and the hardware are checked by one rank of a
-    node only.  `findings` make a node unfit, `warnings` do not; `missing` is what could not be measured, and why.
+    node only.  `findings` make a node unfit, `warnings` do not; `missing` is what could not be measured (the disk), and
+    why; that is a fault if it could be on most nodes.
     """
 
     rank: int

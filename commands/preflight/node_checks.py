@@ -77,6 +77,7 @@ def _disk_bytes_per_second(folder: Path | None) -> float:
     Raises:
         OSError: it could not be written.
     """
+    folder = folder or Path(os.environ.get("TMPDIR") or "/tmp")  # tempfile would go elsewhere if that is full
     chunk = os.urandom(DISK_CHUNK)
     best = 0.0
     for _ in range(TRIES):
@@ -123,7 +124,7 @@ def check_node(
         try:
             disk = _disk_bytes_per_second(folder)
         except OSError as error:
-            missing.append(f"the disk could not be measured: {error}")
+            missing.append(f"the disk cannot be written: {error}")
         with suppress(ImportError):
             broken, warnings = _check_hardware()
             findings += broken

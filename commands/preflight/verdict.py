@@ -61,7 +61,13 @@ def judge_nodes(
         untold += [f"{check} of {device}: no peer to compare with" for device in sorted(alone)]
     for one in nodes:
         faults += [_fault("hardware", [one], finding, None) for finding in one.findings]
-        untold += [f"rank {one.rank} on {one.host}: {reason}" for reason in one.missing]
+    disks = sum(one.disk_bytes_per_second is not None for one in (*nodes, *reference))
+    lacking = [one for one in nodes if one.missing]
+    for one in lacking:
+        if disks > len(lacking):
+            faults += [_fault("disk", [one], reason, None) for reason in one.missing]
+        else:
+            untold += [f"rank {one.rank} on {one.host}: {reason}" for reason in one.missing]
     return faults, untold
 
 

@@ -7,12 +7,15 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from pacecar.commands.preflight import node_checks
 from pacecar.commands.preflight.document import LinkMeeting, NodeChecks
+from pacecar.commands.preflight.node_checks import check_node
 from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_rounds
 from pacecar.commands.preflight.run_preflight import FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
@@ -188,6 +191,27 @@ def test_a_device_that_cannot_compute_makes_its_node_unfit(
     out = capsys.readouterr().out
     assert "rank 0 on n1: hardware: the device cannot compute: CUDA error: uncorrectable ECC error encountered\n" in out
     assert "leave out: n1" in out
+
+
+def test_a_disk_that_cannot_be_written_is_a_fault_if_it_is_one_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`tempfile` would go on in another folder if `/tmp` is full or may not be written."""
+    monkeypatch.setattr(node_checks, "_check_hardware", lambda: ([], []))
+    monkeypatch.setattr(node_checks, "_flops_per_second", lambda device: 1e12)
+    monkeypatch.setattr(node_checks, "_copied_bytes_per_second", lambda device: 1e9)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file"))
+    lame = check_node(0, "0", "n0", torch.device("cpu"), is_first_here=True, folder=None)
+    well = [msgspec.structs.replace(one, disk_bytes_per_second=1e9) for one in nodes(3)]
+    faults, untold = judge_nodes([lame, *well[1:]], TOLERANCE)
+    assert [(fault.check, fault.hosts) for fault in faults] == [("disk", ("n0",))]
+    assert "Not a directory" in faults[0].detail
+    assert not any("disk" in words for words in untold)
+    assert [fault.check for fault in judge_nodes([lame], TOLERANCE, well)[0]] == ["disk"]
+    faults, untold = judge_nodes([lame, msgspec.structs.replace(lame, rank=1, node="1", host="n1")], TOLERANCE)
+    assert faults == []
+    assert sum("disk" in words for words in untold) == 2
 
 
 def test_a_device_that_does_not_answer_is_named_in_time(
