@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
@@ -41,9 +41,6 @@ PIECE_BYTES_MIN = 16 * 1024
 
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
-LIVES_MAX = 1 << 20
-"""Lives of one attempt's folder."""
-
 LATE_KINDS = frozenset({b"step", b"vitals"})
 """Kinds that make up nearly all of a file; the first reading skips them, the second reads nothing else."""
 
@@ -57,7 +54,7 @@ class RankInput(NamedTuple):
     """`rank<r>.jsonl` of one rank, up to its size when the report began, so that both readings see the same.
 
     If each attempt has a folder of its own, `attempt` is the place of this one's among them.  `lives` are those that
-    begin at its hellos.
+    begin at its hellos, `first_life` is that of a file without any.
     """
 
     path: Path
@@ -66,6 +63,7 @@ class RankInput(NamedTuple):
     piece_bytes: int
     attempt: int | None = None
     lives: Sequence[int] = ()
+    first_life: int = 0
 
     @property
     def place(self) -> str:
@@ -74,9 +72,8 @@ class RankInput(NamedTuple):
 
     def life(self, hellos: int) -> int:
         """Return the life after so many hellos."""
-        first = 0 if self.attempt is None else self.attempt * LIVES_MAX
         place = max(0, hellos - 1)
-        return first + (self.lives[place] if place < len(self.lives) else place)
+        return self.lives[place] if place < len(self.lives) else self.first_life + place
 
 
 @dataclass(frozen=True)
@@ -205,10 +202,16 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
         notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
 
 
-def _with_lives(files: Sequence[RankInput]) -> list[RankInput]:
-    """Return the files of one folder with the lives in them."""
-    lives = lives_of([_hellos(file) for file in files]) if len(files) > 1 else [[]]
-    return [file._replace(lives=own) for file, own in zip(files, lives, strict=True)]
+def _with_lives(files: Iterable[RankInput]) -> Iterator[RankInput]:
+    """Yield the files with the lives in them; those of a later folder go on from those before."""
+    first = 0
+    for attempt, its in groupby(files, key=lambda file: file.attempt):
+        together = list(its)
+        is_one = attempt is None and len(together) == 1  # then hellos are counted while it is read
+        lives = [[]] if is_one else lives_of([_hellos(file) for file in together])
+        for file, own in zip(together, lives, strict=True):
+            yield file._replace(lives=[first + life for life in own], first_life=first)
+        first += 1 + max((life for own in lives for life in own), default=0)
 
 
 def _hellos(file: RankInput) -> list[JobHello | None]:
@@ -327,7 +330,7 @@ def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     if not files:
         said = f": {notices.list()[0].text}" if notices.list() else ""
         raise ReportError(f"{run}: not a run folder: no readable rank<r>.jsonl{said}")
-    files = [one for _, its in groupby(files, key=lambda file: file.attempt) for one in _with_lives(list(its))]
+    files = list(_with_lives(files))
     found = [path for folder in (run, run / "recordings") for path in folder.glob("*.recording")]
     # Names begin with the time of writing.
     found.sort(key=lambda path: path.name)

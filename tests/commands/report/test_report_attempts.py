@@ -87,6 +87,19 @@ def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_pa
     assert life_of(run) == together
 
 
+def test_starts_are_numbered_alike_in_one_folder_and_in_several(tmp_path: Path) -> None:
+    tuned = [decision(1, 10, 2, 4), verdict(1, 13)]
+    lives = [attempt(0, 100), [*attempt(100 * S, 100, resumed=100), *tuned], attempt(200 * S, 100, resumed=200)]
+    one = report_of(written(tmp_path / "one", [record for records in lives for record in records]))
+    for name, records in zip("abc", lives, strict=True):
+        written(tmp_path / "run" / name, records)
+    several = report_of(tmp_path / "run")
+    assert one.before is not None
+    assert one.before.last == (2, 99)
+    assert several.before == one.before
+    assert [change.life for change in several.changes] == [1]
+
+
 def test_an_attempt_without_a_hello_leaves_the_others_in_their_order(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for place in range(12):
