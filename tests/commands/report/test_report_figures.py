@@ -21,6 +21,7 @@ from pacecar.commands.report.figures import (
     spread_of,
     student_over_normal,
 )
+from pacecar.commands.report.formatting import elapsed
 from pacecar.commands.report.reading.windows import WINDOWS_MAX, WindowSums
 from pacecar.run_statistics import WINDOW_STEPS
 
@@ -209,3 +210,14 @@ def test_windows_are_bounded_and_lose_nothing_when_joined() -> None:
     assert len(windows.rates("samples")) == WINDOWS_MAX // 2 + 50
     assert (windows.samples, windows.tokens, windows.wall_ns) == (2 * steps, 3 * steps, 1000 * steps)
     assert set(windows.rates("samples")) == {2e6}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (59.94, "59.9 s"), (59.96, "1 min 0 s"), (119.7, "2 min 0 s"), (3599.6, "1 h 0 min"), (86399.9, "1 d 0 h"),
+        (-119.7, "-2 min 0 s"), (0, "0.0 s"),
+    ],
+)  # fmt: skip
+def test_no_minute_has_sixty_seconds(seconds: float, words: str) -> None:
+    assert elapsed(seconds * 1e9) == words
