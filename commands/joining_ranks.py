@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ __all__ = ["JoinError", "choose_backend", "first_line", "join_ranks", "require_r
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set by torchrun, read by torch.distributed's env://."""
+
+ABSENT_NAMED_MAX = 32
+
+LOOK_SECONDS = 0.05
 
 
 class JoinError(RuntimeError):
@@ -48,15 +53,20 @@ def choose_backend(chosen: str | None) -> str:
 
 
 def join_ranks(
-    chosen: str | None, timeout_seconds: float, environ: Mapping[str, str], *, prefix: str = ""
+    chosen: str | None,
+    timeout_seconds: float,
+    environ: Mapping[str, str],
+    *,
+    prefix: str = "",
+    meet_seconds: float | None = None,
 ) -> tuple[Store, torch.device, str]:
     """Join the group; return its store, this rank's device and the backend.
 
-    `prefix` sets its keys apart if other processes of the same ranks use the store too.
+    `prefix` sets its keys apart if other processes of the same ranks use the store too.  `timeout_seconds` is the limit
+    of one operation between ranks and, without `meet_seconds`, for all to come.
 
     Raises:
-        JoinError: there is no such device, or not all ranks came within `timeout_seconds`, which is also the limit of
-            one operation between ranks.
+        JoinError: there is no such device, or not all ranks came in time.
     """
     import torch
     import torch.distributed as dist
@@ -75,17 +85,37 @@ def join_ranks(
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=timeout_seconds)
+    timeout, meet_seconds = timedelta(seconds=timeout_seconds), meet_seconds or timeout_seconds
     try:
-        store, rank, ranks = next(iter(rendezvous("env://", timeout=timeout)))
+        store, rank, ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=meet_seconds))))
         store = PrefixStore(prefix, store) if prefix else store
+        _await_all(store, rank, ranks, meet_seconds)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise JoinError(
             f"not all of {environ.get('WORLD_SIZE')} ranks met at {environ.get('MASTER_ADDR')}:"
-            f"{environ.get('MASTER_PORT')} within {timeout_seconds:g} s: {first_line(error)}"
+            f"{environ.get('MASTER_PORT')} within {meet_seconds:g} s: {first_line(error)}"
         ) from error
     return store, device, backend
+
+
+def _await_all(store: Store, rank: int, ranks: int, seconds: float) -> None:
+    """Wait until all ranks are here: a backend waits less long, and does not say who is absent.
+
+    Raises:
+        RuntimeError: some are not; it names them.
+    """
+    keys = [f"pacecar/here/{other}" for other in range(ranks)]
+    store.set(keys[rank], "")
+    if store.add("pacecar/here", 1) == ranks:
+        store.set("pacecar/all", "")
+    end = time.monotonic() + seconds
+    while not store.check(["pacecar/all"]):
+        if time.monotonic() > end:
+            absent = [other for other, key in enumerate(keys) if not store.check([key])]
+            named = ", ".join(map(str, absent[:ABSENT_NAMED_MAX])) + ", ..." * (len(absent) > ABSENT_NAMED_MAX)
+            raise RuntimeError(f"no sign of rank {named}")
+        time.sleep(LOOK_SECONDS)
 
 
 def first_line(error: BaseException) -> str:

@@ -45,6 +45,9 @@ FIT, FOUND = 0, 1
 ANSWER_SECONDS = 15.0
 """Limit of one operation between two ranks, and for the last rank to end a round after the first."""
 
+MEET_SHARE = 0.5
+"""Of the limit for all, for the ranks to come: importing torch from a file server may take half a minute longer."""
+
 END_SECONDS = 5.0
 """The other ranks wait for rank 0's verdict so long after the deadline."""
 
@@ -151,7 +154,8 @@ def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.
         JoinError: the ranks did not meet.
     """
     begun_ns = time.monotonic_ns()
-    store, device, backend = join_ranks(options.backend, ANSWER_SECONDS, environ)
+    meet_seconds = max(MEET_SHARE * options.seconds, ANSWER_SECONDS)
+    store, device, backend = join_ranks(options.backend, ANSWER_SECONDS, environ, meet_seconds=meet_seconds)
     board = _Board(store, dist.get_rank(), dist.get_world_size())
     findings = _Findings()
     ended = threading.Event()

@@ -108,6 +108,23 @@ def test_a_rank_that_stands_still_is_named_within_the_limit(tmp_path: Path) -> N
     assert document["wall_ns"] < 60e9
 
 
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    """Under torchrun the store is the agent's, so the ranks know who is there; gloo alone would not say."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    started = start_ranks([RANK, tmp_path, "--seconds", "5"], 3, environ=LOOPBACK | agent, present=(0, 2))
+    until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 2)))
+    (tmp_path / "go").touch()
+    ended = finish(started, 60.0)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert all("not all of 3 ranks met at 127.0.0.1:" in rank.err for rank in ended)
+    assert all("within 15 s: no sign of rank 1\n" in rank.err for rank in ended)
+
+
 @pytest.mark.slow
 def test_alone_it_says_what_it_cannot_compare() -> None:
     ended = subprocess.run(
