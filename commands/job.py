@@ -74,11 +74,11 @@ def _options(command: F) -> F:
 def show(name: str, **options: Any) -> None:  # noqa: ANN401  click's values
     """Show all nodes of the job: steps, ledger, late and silent ranks, hangs, knobs."""
     answers, final = _ask(name, "show", {}, options)
-    from .job_text import job_document, lines
+    from .job_text import job_document, json_of, lines
 
     document = job_document(final, answers)
     if options["as_json"]:
-        print_json(document)
+        print_json(json_of(document))
     else:
         for line in lines(document, width=shutil.get_terminal_size().columns):
             click.echo(line)
@@ -90,11 +90,11 @@ def show(name: str, **options: Any) -> None:  # noqa: ANN401  click's values
 def hang(name: str, **options: Any) -> None:  # noqa: ANN401
     """Say what all ranks are doing, and which one holds the others up if the job hangs."""
     answers, final = _ask(name, "hang", {}, options)
-    from .job_text import hang_lines, job_document
+    from .job_text import hang_lines, job_document, json_of
 
     document = job_document(final, answers)
     if options["as_json"]:
-        print_json(document)
+        print_json(json_of(document))
     else:
         for line in hang_lines(document, final.detail):
             click.echo(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.formatting.ledger_headings import heading_words
@@ -17,7 +18,7 @@ from pacecar.records.job_orders import AttemptSoFar, JobAnswer, RankReply
 
 from .report.formatting import elapsed
 
-__all__ = ["JobDocument", "absent_lines", "hang_lines", "job_document", "lines"]
+__all__ = ["JobDocument", "absent_lines", "hang_lines", "job_document", "json_of", "lines"]
 
 RANKS_NAMED_MAX = 32
 """Ranks that are named one by one; of more, the first."""
@@ -75,6 +76,11 @@ def job_document(final: Answer, answers: Iterable[JobAnswer]) -> JobDocument:
         attempt=next((one.attempt for one in news if one.attempt is not None), None),
         problem=problem,
     )
+
+
+def json_of(document: JobDocument) -> dict[str, object]:
+    """Return the document for JSON with every field of each reply; on the wire, those with their default are absent."""
+    return {**structs.asdict(document), "replies": [structs.asdict(reply) for reply in document.replies]}
 
 
 def lines(document: JobDocument, *, width: int = 80) -> Iterator[str]:

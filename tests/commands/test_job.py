@@ -119,6 +119,17 @@ def test_traces_that_are_here_are_analyzed_at_once_and_others_said(
     assert given[-1]["directory"] == str(Path("here").absolute())
 
 
+@pytest.mark.parametrize("order", ["show", "hang"])
+def test_json_has_every_field_of_a_reply(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """`jq '.replies[] | select(.state == "done")'` must find those that are done."""
+    said = [*answers([RankReply(rank=0, step=0), RankReply(rank=1, state="silent")], 2), DONE]
+    monkeypatch.setattr(daemon_client, "ask_job", lambda *given: iter(said))
+    replies = json.loads(CliRunner().invoke(cli, ["job", order, "--json"]).stdout)["replies"]
+    assert [(one["state"], one["step"], one["has_daemon"]) for one in replies] == [
+        ("done", 0, True), ("silent", None, True)
+    ]  # fmt: skip
+
+
 def test_each_host_has_a_line_with_its_ranks() -> None:
     there = [RankReply(rank=rank, host="n0", step=4) for rank in (0, 1, 2, 4, 6, 7)]
     assert "  0-2,4,6-7 " in list(lines(job_document(DONE, answers(there, 6))))[-1]

@@ -57,7 +57,7 @@ class Cluster:
         os.kill(json.loads(hello)["pid"], number)
 
     def states(self, node: str) -> list[str]:
-        return [reply.get("state", "done") for reply in self.shown(node)["replies"]]
+        return [reply["state"] for reply in self.shown(node)["replies"]]
 
 
 @pytest.fixture(scope="module")
