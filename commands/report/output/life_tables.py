@@ -68,20 +68,21 @@ def attempts_table(report: Report) -> Table | None:
     if life is None:
         return None
     head = ("attempt", "began", "end", "lasted", "down before", "start-up", "steps", "trained", "lost", "productive")
-    rows = [_attempt_row(place, one) for place, one in enumerate(life.attempts)][-ROWS_MAX:]
+    last = len(life.attempts) - 1
+    rows = [_attempt_row(place, one, may_run=place == last) for place, one in enumerate(life.attempts)][-ROWS_MAX:]
     lost = "unknown" if life.lost_steps is None else f"{life.lost_steps}{' or more' * life.lost_is_partial}"
     note = f"Lost steps: {lost}. Lost are steps that a later attempt trained again, or that no checkpoint holds."
     return table_of_rows("Attempts", head, rows, texts=3, note=note)
 
 
-def _attempt_row(place: int, one: AttemptCharge) -> tuple[str, ...]:
+def _attempt_row(place: int, one: AttemptCharge, *, may_run: bool) -> tuple[str, ...]:
     headings, down_ns = one.headings_ns, one.headings_ns.get("down", 0)
     start_ns = sum(length for heading, length in headings.items() if heading.startswith("start_up"))
     lasted_ns = one.wall_ns - down_ns
     return (
         str(place if one.number is None else one.number),
         second_text(one.began_wall_ns),
-        "failed or killed" if one.is_failed else "closed",
+        "closed" if not one.is_failed else "failed, killed or running" if may_run else "failed or killed",
         elapsed(lasted_ns),
         elapsed(down_ns) if place else DASH,
         elapsed(start_ns),

@@ -12,6 +12,7 @@ import pytest
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
+from pacecar.commands.report.output.life_tables import attempts_table
 from pacecar.commands.report.reading import attempts, inputs
 from pacecar.commands.report.reading.attempts import ROWS_MAX
 from pacecar.commands.report.reading.inputs import find_inputs
@@ -76,6 +77,12 @@ def test_a_job_that_was_restarted_in_one_folder(tmp_path: Path) -> None:
     assert life.headings_ns["start_up_preparation"] == 2 * S
     assert life.headings_ns["down"] == 6 * S
     assert life.headings_ns["unrecorded"] == 1 * S
+
+
+def test_an_attempt_that_may_still_run_is_not_called_dead(tmp_path: Path) -> None:
+    table = attempts_table(report_of(written(tmp_path / "run", [*attempt(0, 20), *attempt(10 * S, 20, resumed=12)])))
+    assert table is not None
+    assert [row[2] for row in table.rows] == ["failed or killed", "failed, killed or running"]
 
 
 def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_path: Path) -> None:
