@@ -173,6 +173,8 @@ class AttemptSums:
         ended_ns = max(own_ns, _last_of(self._ended.get(life, {}), own_ns))
         if start is not None:
             began_ns = _first_of(start.ranks_ns)
+            if not found:  # then the hello may be the last record
+                ended_ns = max(ended_ns, median_low(attached for attached, _ in start.ranks_ns))
         elif found:
             began_ns = found[0].ended_ns - found[0].wall_ns
         else:

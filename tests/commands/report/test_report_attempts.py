@@ -85,6 +85,15 @@ def test_an_attempt_that_may_still_run_is_not_called_dead(tmp_path: Path) -> Non
     assert [row[2] for row in table.rows] == ["failed or killed", "failed, killed or running"]
 
 
+def test_an_attempt_that_died_before_its_first_step_had_started_up(tmp_path: Path) -> None:
+    """It is known to have lived until it attached."""
+    records = [*attempt(0, 20), *attempt(10 * S, 0), *attempt(20 * S, 20, resumed=20), goodbye(22 * S)]
+    life = life_of(written(tmp_path / "run", records))
+    assert [one.wall_ns - one.headings_ns.get("down", 0) for one in life.attempts] == [4 * S, 2 * S, 4 * S]
+    assert life.headings_ns["down"] == (6 + 8) * S
+    assert life.headings_ns["start_up_rendezvous"] == 3 * S
+
+
 def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_path: Path) -> None:
     run = tmp_path / "run"
     written(run / "b", attempt(0, 20))
