@@ -70,7 +70,7 @@ TRACE_SILENT_POLLS_MAX = 30
 
 TRACE_POLL_SECONDS = 1.0
 SAY_SECONDS = 10.0
-"""How often the ranks are asked how far their traces are, and a person is told."""
+"""How often the ranks are asked how far their traces are, and a person is told, who gives up after a silent minute."""
 
 TRACE_SECONDS = 60.0
 TRACE_UNKNOWN_SECONDS = 300.0
@@ -316,9 +316,10 @@ class JobOrders:
     def _tune(self, command: Command, order: JobOrder) -> None:
         """Have rank 0 carry out `order`; say what it says."""
         end_ns = self._clock.monotonic_ns() + TUNE_SECONDS * NS_PER_SECOND
-        said, silent = "", 0
+        said, said_ns, silent = "", 0, 0
         while True:
             reply = self._to_one(0, order)
+            now_ns = self._clock.monotonic_ns()
             silent = silent + 1 if reply.state == "silent" else 0
             if reply.state in ("done", "refused"):
                 self._say(command, reply.state, reply.detail, report=reply.report)
@@ -329,11 +330,11 @@ class JobOrders:
                     "" if reply.silent_ns is None else f", last heard from {reply.silent_ns / NS_PER_SECOND:.0f} s ago"
                 )
                 words = f"rank 0, which tunes, does not answer{ago}: {reply.detail}"
-            if silent >= SILENT_POLLS_MAX or self._clock.monotonic_ns() > end_ns:
+            if silent >= SILENT_POLLS_MAX or now_ns > end_ns:
                 self._say(command, "refused", f"{words}; it may still carry the order out")
                 return
-            if words != said and not silent:
-                said = words
+            if not silent and (words != said or now_ns - said_ns > SAY_SECONDS * NS_PER_SECOND):
+                said, said_ns = words, now_ns
                 self._say(command, "accepted", f"rank 0: {words}")
             if self._closing.wait(POLL_SECONDS):
                 self._say(command, "refused", "the job ended first")

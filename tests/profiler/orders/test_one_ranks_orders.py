@@ -140,6 +140,19 @@ def test_the_first_rank_tells_where_the_time_of_its_attempt_went():
     assert other.news() is None, "one rank tells it"
 
 
+def test_who_waits_for_a_long_step_is_told_that_the_order_waits_too(monkeypatch: pytest.MonkeyPatch):
+    """A person's command gives up after a minute without a word, and takes the rank for stopped."""
+    monkeypatch.setattr(job_orders, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(job_orders, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(job_orders, "TUNE_SECONDS", 1)
+    rank = Rank()
+    assert rank.orders.receive(order_command(job_order="tune", order="freeze")) is None
+    until(lambda: rank.said[-1].state == "refused")
+    assert rank.said[-1].detail == "at its next step; it may still carry the order out"
+    assert [one.detail for one in rank.said[1:-1]] == ["rank 0: at its next step"] * (len(rank.said) - 2)
+    assert len(rank.said) >= 5
+
+
 @pytest.mark.parametrize(
     ("world_size", "arguments", "words"),
     [
