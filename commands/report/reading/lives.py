@@ -13,6 +13,9 @@ from pacecar.records import JobHello
 
 __all__ = ["lives_of"]
 
+NEAR_NS = 60_000_000_000
+"""Ranks of one start attach so shortly after each other, as they have just met."""
+
 Hellos = Sequence[JobHello | None]
 """Those of one rank in order; None: one that cannot be read."""
 
@@ -70,9 +73,10 @@ def _place_of(hello: JobHello | None, order: Sequence[Hellos], first: int, later
 
 
 def _is_one(one: JobHello | None, other: JobHello | None) -> bool:
+    """Return whether both may be of one life; each torchrun agent counts restarts from its own start."""
     if one is None or other is None:
         return True
-    return (one.launch, one.attempt) == (other.launch, other.attempt)
+    return one.launch == other.launch and (one.attempt == other.attempt or _apart_ns(one, other) <= NEAR_NS)
 
 
 def _apart_ns(one: JobHello | None, other: JobHello | None) -> int:

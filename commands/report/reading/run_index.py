@@ -223,8 +223,8 @@ def _start(known: LifeStart | None, hello: JobHello, free_ns: int) -> LifeStart:
     if known is None:
         return LifeStart((its_ns,), hello.rendezvous_wall_ns, hello.attempt)
     met = [at for at in (known.rendezvous_ns, hello.rendezvous_wall_ns) if at is not None]
-    attempt = hello.attempt if known.attempt is None else known.attempt
-    return LifeStart((*known.ranks_ns, its_ns), max(met, default=None), attempt)
+    counts = [count for count in (known.attempt, hello.attempt) if count is not None]  # a new torchrun agent's is 0
+    return LifeStart((*known.ranks_ns, its_ns), max(met, default=None), max(counts, default=None))
 
 
 def _add_switch(index: RunIndex, life: int, switch: KnobSwitch) -> None:

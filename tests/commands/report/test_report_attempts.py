@@ -212,6 +212,25 @@ def test_ranks_that_were_there_in_other_attempts_are_told_apart_and_stay_in_orde
     assert life.jumps_ns == ()
 
 
+@pytest.mark.parametrize("has_old_file", [True, False])
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_node_that_torchrun_replaced_counts_its_own_restarts(
+    tmp_path: Path, replaced: int, has_old_file: bool
+) -> None:
+    """The launch is the store's, so it stays; the new agent has not restarted anything yet."""
+    files = []
+    for rank in (0, 1):
+        old, again = attempt(0, 20, rank=rank, ranks=2), attempt((1000 + rank) * S, 20, resumed=20, rank=rank, ranks=2)
+        old[0] = msgspec.structs.replace(old[0], attempt=0)
+        again[0] = msgspec.structs.replace(again[0], attempt=0 if rank == replaced else 1)
+        files.append([*(old if has_old_file or rank != replaced else []), *again])
+    life = life_of(written(tmp_path / "run", *files))
+    assert [one.number for one in life.attempts] == [0, 1]
+    assert [one.began_wall_ns - START_NS for one in life.attempts] == [-2 * S, 998 * S]
+    assert [one.first_step for one in life.attempts] == [1, 21]
+    assert report_of(tmp_path / "run").compared_steps == 40
+
+
 def test_ranks_that_agreed_on_no_launch_are_one_attempt(tmp_path: Path) -> None:
     ranks = [[*launched("a", 0, 20, 0), *launched("b", 1000 * S, 20, 0)]]
     ranks += [[*launched("a", 0, 20, 1), *launched("c", 1001 * S, 20, 1)]]
