@@ -192,7 +192,7 @@ def run_preflight(options: PreflightOptions, *, environ: Mapping[str, str] = os.
 
 
 def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.environ) -> int:
-    """Check this machine only, its GPUs one after the other; return the exit code.
+    """Check this machine only, its GPUs one after the other, each for as long as the limit; return the exit code.
 
     What does not end in time goes on, on a thread that may hold up the end of the interpreter.
     """
@@ -213,7 +213,12 @@ def run_alone(options: PreflightOptions, *, environ: Mapping[str, str] = os.envi
         ended.set()
 
     threading.Thread(target=work, name="pacecar-preflight", daemon=True).start()
-    is_whole = ended.wait(options.seconds)
+    found, is_whole = -1, False
+    while not is_whole and len(findings.nodes) > found:  # another one has ended in time
+        found = len(findings.nodes)
+        end = time.monotonic() + options.seconds
+        while not (is_whole := ended.wait(LOOK_SECONDS)) and len(findings.nodes) == found and time.monotonic() < end:
+            pass
     nodes = findings.nodes
     faults, untold = judge_nodes(nodes, options.tolerance, options.reference)
     if len(nodes) < len(devices):

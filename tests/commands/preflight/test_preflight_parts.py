@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,11 @@ import msgspec
 import pytest
 import torch
 
-from pacecar.commands.preflight import node_checks
+from pacecar.commands.preflight import node_checks, run_preflight
 from pacecar.commands.preflight.document import LinkMeeting, NodeChecks
 from pacecar.commands.preflight.node_checks import check_node
 from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_rounds
-from pacecar.commands.preflight.run_preflight import FOUND, PreflightOptions, run_alone
+from pacecar.commands.preflight.run_preflight import FIT, FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
 from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
 from tests.kit.waiting import until
@@ -236,6 +237,22 @@ def test_a_device_that_does_not_answer_is_named_in_time(
     out = capsys.readouterr().out
     assert "rank 0 on n1: silent: its checks did not end within 0.2 s\n" in out
     assert "leave out: n1" in out
+
+
+def test_each_of_many_devices_has_the_whole_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To bring eight GPUs up may take long; a prolog that fails drains the node."""
+
+    def check(index: int, node: str, host: str, device: torch.device, **_: object) -> NodeChecks:
+        time.sleep(0.3)
+        return NodeChecks(rank=index, node=node, host=host, device="H100", flops_per_second=1e15)
+
+    monkeypatch.setattr(run_preflight, "check_node", check)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert run_alone(PreflightOptions(seconds=0.8), environ={"NODE_NAME": "n1"}) == FIT
+    assert "nothing is slow or broken" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
