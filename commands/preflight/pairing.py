@@ -3,7 +3,7 @@
 First each rank meets others in log2(n) rounds: in round k, rank r meets r XOR 2^k, so that with whole nodes of 2^m
 ranks the first m rounds stay within nodes.  Who has nobody in a round meets another who has nobody.
 
-Then, in at most AGAIN_ROUNDS more, pairs that were slow meet once more, and ranks that were slow with somebody meet
+Then, in what ROUNDS_BEYOND leaves, pairs that were slow meet once more, and ranks that were slow with somebody meet
 ranks that were slow with nobody, to tell which end it was.
 """
 
@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
-__all__ = ["AGAIN_ROUNDS", "Pair", "again", "first_rounds"]
+__all__ = ["ROUNDS_BEYOND", "Pair", "again", "first_rounds", "rounds_left"]
 
-AGAIN_ROUNDS = 4
+ROUNDS_BEYOND = 4
+"""All rounds are at most so many more than log2(n)."""
 
 DOUBTED_MEETINGS = 2
 """How often a pair meets that is slow though neither end is by itself; then its ends meet others."""
@@ -43,6 +44,11 @@ def first_rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     rare = _who_met_one(met, nodes)
     more = _pair_up([*rare, *(rank for rank in range(ranks) if rank not in set(rare))], met, nodes) if rare else []
     return [*rounds, more] if more else rounds
+
+
+def rounds_left(ranks: int, first: int) -> int:
+    """Return how many rounds may follow so many `first` ones."""
+    return (ranks - 1).bit_length() + ROUNDS_BEYOND - first
 
 
 def again(nodes: Sequence[str], slow: Mapping[Pair, bool], doubted: Collection[Pair], met: Counter[Pair]) -> list[Pair]:

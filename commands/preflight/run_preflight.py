@@ -33,7 +33,7 @@ from ..joining_ranks import first_line, join_ranks
 from .document import LinkMeeting, NodeChecks, PreflightFault, PreflightResult
 from .link_checks import meet
 from .node_checks import check_node, checked_again
-from .pairing import AGAIN_ROUNDS, Pair, again, first_rounds
+from .pairing import Pair, again, first_rounds, rounds_left
 from .text import lines
 from .verdict import judge_links, judge_nodes, nodes_to_exclude
 
@@ -261,9 +261,10 @@ def _check_all(
             findings.nodes = board.found("checks again", range(board.ranks), NodeChecks)
     if board.rank == 0:
         board.tell("first rounds", first_rounds([one.node for one in findings.nodes]))
-    for pairs in board.told("first rounds", list[list[Pair]]):
+    first = board.told("first rounds", list[list[Pair]])
+    for pairs in first:
         _round(board, findings, pairs, device)
-    for number in range(AGAIN_ROUNDS):
+    for number in range(rounds_left(board.ranks, len(first))):
         if board.rank == 0:
             verdict = judge_links(findings.nodes, findings.links, options.tolerance)
             met = Counter(meeting.ranks for meeting in findings.links)

@@ -17,7 +17,7 @@ import torch
 from pacecar.commands.preflight import node_checks, run_preflight
 from pacecar.commands.preflight.document import LinkMeeting, NodeChecks
 from pacecar.commands.preflight.node_checks import check_node
-from pacecar.commands.preflight.pairing import AGAIN_ROUNDS, Pair, again, first_rounds
+from pacecar.commands.preflight.pairing import ROUNDS_BEYOND, Pair, again, first_rounds, rounds_left
 from pacecar.commands.preflight.run_preflight import FIT, FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
 from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
@@ -57,9 +57,10 @@ def examine(ranks: int, per_node: int, rate: Callable[[Pair], float]) -> tuple[l
                 LinkMeeting(round=rounds, ranks=pair, forth_bytes_per_second=found, back_bytes_per_second=USUAL)
             )
 
-    for pairs in first_rounds(places):
+    first = first_rounds(places)
+    for pairs in first:
         play(pairs)
-    for _ in range(AGAIN_ROUNDS):
+    for _ in range(rounds_left(ranks, len(first))):
         verdict = judge_links(everyone, meetings, TOLERANCE)
         pairs = again(places, verdict.slow, verdict.doubted, Counter(meeting.ranks for meeting in meetings))
         if not pairs:
@@ -99,7 +100,7 @@ def test_a_slow_node_is_told_from_a_slow_link(ranks: int, slow: str) -> None:
         named, rounds = examine(ranks, 1, rate)
         expected = [((rank,), False) for rank in bad] or ([] if cut is None else [(cut, True)])
         assert sorted(named) == sorted(expected), seed
-        assert rounds <= math.log2(ranks) + AGAIN_ROUNDS
+        assert rounds <= math.log2(ranks) + ROUNDS_BEYOND
 
 
 def test_a_node_with_eight_ranks_is_named_whole_and_one_slow_port_by_its_rank() -> None:
@@ -140,7 +141,7 @@ def test_a_slow_end_is_named_however_many_ranks_a_node_has(ranks: int, per_node:
         assert named, bad
         assert not any(is_between for _, is_between in named), (bad, named)
         assert {rank // per_node for its, _ in named for rank in its} == {bad // per_node}, (bad, named)
-        assert rounds <= math.ceil(math.log2(ranks)) + 1 + AGAIN_ROUNDS
+        assert rounds <= math.ceil(math.log2(ranks)) + ROUNDS_BEYOND
 
 
 def test_of_two_nodes_it_is_said_that_a_slow_one_would_not_show() -> None:
