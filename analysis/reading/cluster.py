@@ -16,6 +16,7 @@ from typing import Any
 from ..trace.columns import TraceWarning
 from .kept_answers import decode_answer, read_encoded
 from .one_file import EngineError, FileTask, WorkerAnswer
+from .trace_paths import printable
 
 __all__ = ["run_on_cluster"]
 
@@ -65,12 +66,12 @@ def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
         except ValueError as error:
             raise EngineError(f"the dask workers have another version of pacecar than this one ({error})") from error
     if type(error).__name__ == "KilledWorker":
-        return WorkerAnswer(error=TraceWarning("worker_died", f"{task.path}: the dask workers that read it died"))
-    if isinstance(error, ImportError):
+        how = "the dask workers that read it died"
+    elif isinstance(error, ImportError):
         raise EngineError(f"the dask workers cannot import pacecar: pip install 'pacecar[analyze]' there ({error})")
-    return WorkerAnswer(
-        error=TraceWarning("worker_died", f"{task.path}: failed on a dask worker: {_first_line(error)}")
-    )
+    else:
+        how = f"failed on a dask worker: {_first_line(error)}"
+    return WorkerAnswer(error=TraceWarning("worker_died", f"{printable(task.path)}: {how}"))
 
 
 def _first_line(error: BaseException) -> str:

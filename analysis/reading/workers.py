@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerProcess
 
 from ..trace.columns import TraceWarning
 from .one_file import FileTask, WorkerAnswer, read_one
+from .trace_paths import printable
 
 __all__ = ["Advance", "run_in_processes"]
 
@@ -135,7 +136,9 @@ def _end(one: _Running) -> int | None:
 
 def _obituary(task: FileTask, code: int | None) -> TraceWarning:
     if code == -signal.SIGKILL:
-        return TraceWarning("worker_died", f"{task.path}: its process was killed, probably out of memory")
-    if code is not None and code < 0:
-        return TraceWarning("worker_died", f"{task.path}: its process died of {signal.Signals(-code).name}")
-    return TraceWarning("worker_died", f"{task.path}: its process ended with exit code {code} and without an answer")
+        how = "its process was killed, probably out of memory"
+    elif code is not None and code < 0:
+        how = f"its process died of {signal.Signals(-code).name}"
+    else:
+        how = f"its process ended with exit code {code} and without an answer"
+    return TraceWarning("worker_died", f"{printable(task.path)}: {how}")

@@ -19,6 +19,7 @@ from pacecar.analysis.reading.one_file import EngineError, FileTask, WorkerAnswe
 from pacecar.analysis.reading.parallel_reading import Options, analyze, analyze_files
 from pacecar.analysis.reading.workers import run_in_processes
 from pacecar.analysis.trace.columns import TraceWarning
+from pacecar.analysis.trace.decoding.remote_file import TracePlace, Url
 from tests.analysis.tracefiles import write_trace
 from tests.kit.net import free_port
 
@@ -152,6 +153,17 @@ def test_a_process_that_dies_loses_its_file_only_and_says_how() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.parametrize("place", [Url("https://me:word@host/killed?sig=abc"), Path(os.fsdecode(b"/run/\xff/killed"))])
+def test_a_process_that_dies_is_said_without_secrets_in_utf_8(place: TracePlace) -> None:
+    tasks = [FileTask(place, "trace", None, False)]
+    ((_, answer),) = run_in_processes(tasks, [0], 1, lambda *_: None, work=answer_by_name)
+    assert answer.error is not None
+    said = msgspec.json.encode(answer.error).decode()
+    assert ("https://host/killed: " if isinstance(place, Url) else "/run/\N{REPLACEMENT CHARACTER}/killed: ") in said
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_what_was_killed_beside_another_is_tried_again_alone(tmp_path: Path) -> None:
     found = run(["killed once", "slow"], folder=tmp_path)
     assert found["killed once"].code == "done"
@@ -218,6 +230,20 @@ def test_workers_of_another_version_are_one_clear_error(ranks: list[Path], monke
     monkeypatch.setattr(distributed, "as_completed", lambda futures, loop: iter(futures))
     with pytest.raises(EngineError, match="another version of pacecar"):
         analyze_files(ranks, Options(engine="dask", dask_address="tcp://scheduler:8786"))
+
+
+@pytest.mark.parametrize("error", [type("KilledWorker", (Exception,), {})(), RuntimeError("broken")])
+def test_a_dask_worker_that_dies_or_fails_is_said_without_secrets(error: Exception) -> None:
+    from pacecar.analysis.reading import cluster
+
+    class Future:
+        def exception(self) -> Exception:
+            return error
+
+    place = Url("https://me:word@host/rank0.json?sig=abc")
+    answer = cluster._answer(Future(), FileTask(place, "trace", None, False))
+    assert answer.error is not None
+    assert answer.error.message.startswith("https://host/rank0.json: ")
 
 
 @pytest.mark.slow
