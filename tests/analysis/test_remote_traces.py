@@ -162,6 +162,25 @@ def test_secrets_in_a_url_are_not_printed() -> None:
     assert "abc" not in answer
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sftp://me:word@host:22/run/rank3.json", "sftp://host:22/run/rank3.json"),
+        ("ftp://me:w@rd@host/rank3.json", "ftp://host/rank3.json"),
+        ("simplecache::https://me:word@host/rank3.json?sig=abc", "simplecache::https://host/rank3.json"),
+        ("zip://rank3.json::sftp://me:word@host/run.zip", "zip://rank3.json::sftp://host/run.zip"),
+        ("http://me:word@[fe80::abc:1]/rank3.json?sig=abc", "http://[fe80::abc:1]/rank3.json"),
+        ("github://owner:repository@main/rank3.json", "github://owner:repository@main/rank3.json"),
+        (
+            "abfs://container@account.dfs.core.windows.net/a?b.json",
+            "abfs://container@account.dfs.core.windows.net/a?b.json",
+        ),
+    ],
+)
+def test_a_login_is_not_printed_whatever_the_store(text: str, shown: str) -> None:
+    assert printable(Url(text)) == shown
+
+
 def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     assert "pacecar[remote]" in find_traces([Url("s3://bucket/run")]).errors[0]

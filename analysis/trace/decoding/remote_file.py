@@ -9,6 +9,7 @@ Left out: which files there are (`reading.trace_paths`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 __all__ = ["TracePlace", "Url", "driver_errors", "place_of"]
+
+_CHAIN = re.compile(r"::(?=[a-z][a-z0-9+]*://)")
+_LOGIN = re.compile(r"(?<!github)://[^/:]*:[^/]*@")
+"""A user and a password; in "github://owner:repository@branch" this is where the files are."""
 
 FSSPEC_MISSING = "opening URLs needs fsspec and the driver of the store: pip install 'pacecar[remote]', and s3fs for s3"
 
@@ -44,12 +49,14 @@ class Url(os.PathLike[str]):
     @cached_property
     def shown(self) -> str:
         """The URL without user, password and query, which may hold a signature."""
+        if len(chain := _CHAIN.split(self.text)) > 1:
+            return "::".join(Url(each).shown for each in chain)
         try:
             parts = urlsplit(self.text)
         except ValueError:
             return self.text.partition("?")[0]
-        if parts.scheme not in ("http", "https"):  # elsewhere `?` and `@` belong to the name
-            return self.text
+        if parts.scheme not in ("http", "https"):  # elsewhere `?` and `@` may belong to the name
+            return _LOGIN.sub("://", self.text)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
     def open(self, mode: str = "rb") -> BinaryIO:
