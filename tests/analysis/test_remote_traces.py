@@ -14,7 +14,7 @@ from pacecar.analysis.document.report import TraceDocument
 from pacecar.analysis.reading.parallel_reading import Options, analyze, analyze_files
 from pacecar.analysis.reading.trace_paths import find_traces, natural_order, printable
 from pacecar.analysis.trace.decoding.header import rank_in_name
-from pacecar.analysis.trace.decoding.remote_file import Url, place_of
+from pacecar.analysis.trace.decoding.remote_file import Url, driver_errors, place_of
 from pacecar.analysis.trace.reader import TraceError, read_trace
 from pacecar.commands.analyze import AnalyzeOptions, run_analyze
 from tests.analysis.test_engine import encoded
@@ -179,6 +179,25 @@ def test_secrets_in_a_url_are_not_printed() -> None:
 )
 def test_a_login_is_not_printed_whatever_the_store(text: str, shown: str) -> None:
     assert printable(Url(text)) == shown
+
+
+class WebError(Exception):
+    __module__ = "aiohttp.client_exceptions"
+
+
+def test_a_web_servers_refusal_is_not_a_missing_file_and_has_no_signature() -> None:
+    url = Url("https://host/run/rank3.json?sig=a%2Fb")
+    refusal = WebError("403, message='Forbidden', url='https://host/run/rank3.json?sig=a/b'")  # unquoted, as by aiohttp
+    said = "403, message='Forbidden', url='https://host/run/rank3.json'"
+    assert said_of(url, refusal) == said_of(url, FileNotFoundError(url.text), refusal) == said
+    gone = FileNotFoundError(url.text)
+    assert said_of(url, gone) == said_of(url, FileNotFoundError(url.text), gone) == "no such file or directory"
+
+
+def said_of(url: Url, error: Exception, cause: Exception | None = None) -> str:
+    with pytest.raises(OSError) as raised, driver_errors(url):  # noqa: PT011  the message is what is tested
+        raise error from cause
+    return str(raised.value)
 
 
 def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

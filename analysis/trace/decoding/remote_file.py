@@ -23,6 +23,7 @@ __all__ = ["TracePlace", "Url", "driver_errors", "place_of"]
 _CHAIN = re.compile(r"::(?=[a-z][a-z0-9+]*://)")
 _LOGIN = re.compile(r"(?<!github)://[^/:]*:[^/]*@")
 """A user and a password; in "github://owner:repository@branch" this is where the files are."""
+_WEB_URL = re.compile(r"https?://[^\s'\"]+")
 
 FSSPEC_MISSING = "opening URLs needs fsspec and the driver of the store: pip install 'pacecar[remote]', and s3fs for s3"
 
@@ -97,11 +98,15 @@ def driver_errors(url: Url) -> Iterator[None]:
         raise OSError(_line(error, url)) from error
 
 
-def _line(error: Exception, url: Url) -> str:
+def _line(error: BaseException, url: Url) -> str:
     if isinstance(error, FileNotFoundError):
-        return "no such file or directory"
+        cause = error.__cause__  # the driver of web servers calls every failure a missing file
+        if cause is None or not type(cause).__module__.startswith("aiohttp."):
+            return "no such file or directory"
+        error = cause
     text = str(error) if str(error).strip() else type(error).__name__
-    return text.strip().splitlines()[0].replace(url.text, url.shown)
+    text = text.strip().splitlines()[0].replace(url.text, url.shown)
+    return _WEB_URL.sub(lambda found: Url(found[0]).shown, text)  # as the driver spells it
 
 
 class _RemoteBytes:
