@@ -120,6 +120,9 @@ def _remote(url: Url) -> Iterator[Url]:
         return
     for name, info in inside.items():
         text = driver.unstrip_protocol(name)
+        # A host or account belongs to the driver, whose names lack it: another process needs it to open them.
+        if driver._get_kwargs_from_urls(text) != driver._get_kwargs_from_urls(url.text):
+            text = f"{url.text.rstrip('/')}/{name.removeprefix(path).lstrip('/')}"
         if _TRACE_NAME.search(name) and not name.rpartition("/")[2].startswith("."):
             yield _known(text, info)
 

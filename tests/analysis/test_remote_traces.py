@@ -66,6 +66,26 @@ class LockedStore(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
         return super()._open(path, *args, **kwargs)
 
 
+class HostedStore(LockedStore):
+    """A store whose host is an option of the driver, as with Azure, SFTP and HDFS."""
+
+    protocol = "hosted"
+
+    def __init__(self, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.host = host
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        rest = path.removeprefix("hosted://")
+        return rest if rest == path else f"/{rest.partition('/')[2]}".rstrip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        host = path.removeprefix("hosted://").partition("/")[0]
+        return {"host": host} if host else {}
+
+
 @pytest.fixture
 def locked(bucket: Any) -> None:
     fsspec.register_implementation("locked", LockedStore, clobber=True)
@@ -90,6 +110,16 @@ def test_a_url_gives_the_document_of_the_same_files_in_a_folder(bucket: Any, tmp
     assert remote.job is not None
     assert remote.job.ranks == [0, 1, 2]
     assert without_files(remote) == without_files(analyze_files(find_traces([tmp_path]).files))
+
+
+@pytest.mark.parametrize("url", ["hosted://me@there/run", "hosted://me@there/run/iteration_10/", "hosted://me@there/"])
+def test_what_is_listed_on_a_host_is_opened_there(bucket: Any, url: str) -> None:
+    fsspec.register_implementation("hosted", HostedStore, clobber=True)
+    found = find_traces([Url(url)])
+    assert [str(file) for file in found.files] == [
+        f"hosted://me@there/run/iteration_10/rank{rank}_trace.json.gz" for rank in range(3)
+    ]
+    assert [report.rank for report in analyze_files(found.files).traces] == [0, 1, 2]
 
 
 @pytest.mark.slow
