@@ -8,6 +8,7 @@ importing them would take longer than the analysis.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +198,8 @@ def _compare(options: AnalyzeOptions, paths: tuple[TracePlace, TracePlace]) -> T
 def _read(options: AnalyzeOptions, paths: Sequence[TracePlace], window: Window) -> Analysis | None:
     """Find and analyze the files at `paths`; print why and return None if there is no trace at all."""
     found = find_traces(paths, options.ranks)
-    inspector = read_inspector(find_inspector_files(path for path in paths if isinstance(path, Path) and path.is_dir()))
+    folders = [path for path in paths if isinstance(path, Path) and os.path.isdir(path)]
+    inspector = read_inspector(find_inspector_files(folders))
     missing = [TraceWarning("not_found", message) for message in found.errors]
     unread = [TraceWarning("inspector", note) for note in inspector.notes]
     draws = any((options.perfetto, options.picture, options.html, options.parquet, options.tables, options.csv))

@@ -15,6 +15,7 @@ Source: plugins/profiler/inspector in NVIDIA/nccl, 2.28.3 (ext-profiler/inspecto
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections import Counter
@@ -187,7 +188,7 @@ def find_inspector_files(folders: Iterable[Path]) -> list[Path]:
             except OSError:
                 continue
             for path in paths:  # only files: opening a pipe would wait for a writer
-                if (_JSON_NAME.search(path.name) or _PROM_NAME.match(path.name)) and path.is_file():
+                if (_JSON_NAME.search(path.name) or _PROM_NAME.match(path.name)) and os.path.isfile(path):
                     found[path] = None
     return list(found)
 

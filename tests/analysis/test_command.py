@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -198,6 +199,26 @@ def test_missing_files_and_empty_folders_are_named_and_the_rest_is_shown(trace: 
     assert gone == f"pacecar: {tmp_path}/gone.json: no such file or directory"
     assert "no trace in this folder" in empty
     assert "rank 1 of 2" in done.stdout
+
+
+def test_a_path_behind_a_shut_folder_is_named_and_the_rest_is_shown(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stat, shut = os.stat, tmp_path / "shut"
+
+    def refused(path: str | Path | int, **options: Any) -> os.stat_result:
+        if not isinstance(path, int) and Path(path).parent == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    (shut / "run").mkdir(parents=True)
+    (shut / "job-pid1.log").touch()
+    monkeypatch.setattr(os, "stat", refused)
+    paths = (shut / "run", shut, trace)
+    assert analyze.run_analyze(analyze.AnalyzeOptions(paths=paths, as_json=True)) == 0
+    said = capfd.readouterr()
+    assert [report["file"] for report in json.loads(said.out)["traces"]] == [str(trace)]
+    assert f"{shut}/run: permission denied" in said.err
 
 
 def test_json_holds_the_files_that_could_not_be_read_as_warnings_too(trace: Path, tmp_path: Path) -> None:
