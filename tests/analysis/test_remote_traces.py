@@ -254,6 +254,12 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.Monke
         ("trace_4242.json", None),
         ("merged_trace.json", None),
         ("frankfurt3.json", None),
+        ("node1_local_rank3.json.gz", None),
+        ("LOCAL-RANK-3.json", None),
+        ("localrank3.json", None),
+        ("trace_rank11_local_rank3.json", 11),
+        ("rank11_local_rank3.json", 11),
+        ("local_rank3_rank11.json", 11),
     ],
 )
 def test_a_name_tells_the_rank_as_its_tool_writes_it(name: str, rank: int | None) -> None:

@@ -25,7 +25,7 @@ RANK_MAX = 1 << 24
 """No job has more ranks; a larger number is not a rank."""
 
 _FILE_RANK = re.compile(
-    r"(?:^|.*[^a-z])rank[-_=]?(\d{1,8})(?!\d)|(?:^|.*[^a-z])worker[-_]?(\d{1,8})(?=[-_.])(?!_\d+\.\d+\.pt\.trace)",
+    r"(?:^|.*(?<!local[-_.])(?<![a-z]))rank[-_=]?(\d{1,8})(?!\d)|(?:^|.*[^a-z])worker[-_]?(\d{1,8})(?=[-_.])(?!_\d+\.\d+\.pt\.trace)",
     re.IGNORECASE,
 )
 _MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -85,8 +85,9 @@ def rank_in_name(name: str) -> int | None:
 
     It is known for torchtitan (rank3_trace.json), Megatron (rank-3.json.gz), Composer (ep0-ba3-rank3.json,
     rank3.12.pt.trace.json) and a `worker_name` of torch's `tensorboard_trace_handler` (worker3.171.pt.trace.json).
-    The last one counts: a job's name before it may have one, too ("lora-rank16").  The names of dynolog and of the
-    handler by itself have the process's number instead, after the host's name, which may be "job-worker-2".
+    The last one counts: a job's name before it may have one, too ("lora-rank16"); a local rank does not.  The names of
+    dynolog and of the handler by itself have the process's number instead, after the host's name, which may be
+    "job-worker-2".
     """
     found = _FILE_RANK.match(name)
     return None if found is None else int(found[1] or found[2])
