@@ -10,6 +10,7 @@ Left out: the comparison of ranks, which needs all columns in one place and happ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from importlib.util import find_spec
 from typing import Any
 
@@ -60,7 +61,10 @@ def _connect(address: str) -> Any:  # noqa: ANN401  distributed is not typed
 def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
     error = future.exception()
     if error is None:
-        answer: WorkerAnswer | bytes = future.result()
+        try:
+            answer: WorkerAnswer | bytes = future.result()
+        except (CancelledError, OSError) as error:
+            raise EngineError(f"the dask scheduler is gone: {_first_line(error)}") from error
         try:
             return decode_answer(answer) if isinstance(answer, bytes) else answer
         except ValueError as error:

@@ -8,6 +8,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import msgspec
@@ -230,6 +231,20 @@ def test_workers_of_another_version_are_one_clear_error(ranks: list[Path], monke
     monkeypatch.setattr(distributed, "as_completed", lambda futures, loop: iter(futures))
     with pytest.raises(EngineError, match="another version of pacecar"):
         analyze_files(ranks, Options(engine="dask", dask_address="tcp://scheduler:8786"))
+
+
+@pytest.mark.parametrize("error", [CancelledError("read-1 cancelled\nlost"), ConnectionError("closed")])
+def test_a_dask_scheduler_that_goes_away_is_one_clear_error(error: Exception) -> None:
+    from pacecar.analysis.reading import cluster
+
+    class Future:
+        def exception(self) -> None: ...
+
+        def result(self) -> bytes:
+            raise error
+
+    with pytest.raises(EngineError, match=r"the dask scheduler is gone: (read-1 cancelled|closed)$"):
+        cluster._answer(Future(), task("rank0.json"))
 
 
 @pytest.mark.parametrize("error", [type("KilledWorker", (Exception,), {})(), RuntimeError("broken")])
