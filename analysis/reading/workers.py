@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
@@ -33,6 +36,9 @@ PROGRESS_SECONDS = 0.1
 
 JOIN_SECONDS_MAX = 5.0
 """How long a process may take to end after its answer; it only frees memory."""
+
+SOCKET_FOLDER_BYTES_MAX = 107 - len("/pymp-12345678/listener-12345678")
+"""A socket's path has at most 107 bytes (unix(7)); the TMPDIR of a batch job may be longer."""
 
 _PRELOADED = [
     "pacecar.analysis.reading.workers",
@@ -59,6 +65,7 @@ def run_in_processes(
     """Yield each task's index and answer as they arrive, at most `jobs` at a time, started in `order`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    _start_server()
     waiting = deque(order)
     alone: deque[int] = deque()
     running: dict[Connection, _Running] = {}
@@ -96,6 +103,17 @@ def run_in_processes(
             one.process.kill()
         for one in running.values():
             _end(one)
+
+
+def _start_server() -> None:
+    """Start the server of processes, whose socket lies in /tmp if its path in TMPDIR would be too long."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES_MAX:
+        tempfile.tempdir = "/tmp"
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = before
 
 
 def _work(task: FileTask, pipe: Connection, work: Callable[..., WorkerAnswer]) -> None:

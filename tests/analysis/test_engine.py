@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -161,6 +163,17 @@ def test_a_process_that_dies_is_said_without_secrets_in_utf_8(place: TracePlace)
     assert answer.error is not None
     said = msgspec.json.encode(answer.error).decode()
     assert ("https://host/killed: " if isinstance(place, Url) else "/run/\N{REPLACEMENT CHARACTER}/killed: ") in said
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_processes_start_with_a_long_tmpdir(ranks: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    line = [sys.executable, "-m", "pacecar", "analyze", *map(str, ranks), "--json", "--jobs", "2"]
+    done = subprocess.run(line, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip() == encoded(analyze_files(ranks))
 
 
 @pytest.mark.distributed
