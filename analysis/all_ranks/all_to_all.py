@@ -14,7 +14,7 @@ import numpy as np
 
 from ..document.report_tables import AllToAllRank
 from ..trace.columns import NONE, HostKind, Trace
-from .collective_arrivals import Arrivals
+from .collective_arrivals import Arrivals, by_trace
 
 __all__ = ["all_to_all_ranks"]
 
@@ -29,10 +29,11 @@ def all_to_all_ranks(traces: Sequence[Trace], arrivals: Sequence[Arrivals]) -> l
     known = [size for size in sizes if size is not None]
     mean_size = sum(known) / len(known) if len(known) == len(traces) else None
     mean_duration = sum(durations) / len(durations)
+    groups = by_trace(arrivals, len(traces))
     rows = []
     for place, trace in enumerate(traces):
         assert trace.rank is not None
-        size, split = sizes[place], _split(arrivals, place)
+        size, split = sizes[place], _split(groups[place])
         rows.append(
             AllToAllRank(
                 rank=trace.rank,
@@ -61,13 +62,10 @@ def _of_trace(trace: Trace) -> tuple[int, int | None, int]:
     return len(mine), sum(known) if len(known) == len(sizes) else None, sum(duration[mine].tolist())
 
 
-def _split(arrivals: Sequence[Arrivals], place: int) -> tuple[int, int] | None:
+def _split(groups: Sequence[tuple[Arrivals, int]]) -> tuple[int, int] | None:
     """Return waiting and wire time of a rank's matched all-to-alls; None without any."""
     wait = wire = found = 0
-    for mine in arrivals:
-        if place not in mine.group.traces:
-            continue
-        column = mine.group.traces.index(place)
+    for mine, column in groups:
         at = [number for number, meta in enumerate(mine.group.collectives) if meta.operation == OPERATION]
         there = np.array([number for number in at if mine.has[number, column]], dtype=np.int64)
         found += len(there)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ..align.collective_matching import Matched
 from ..align.host_clocks import Clocks, doubts_of, on_common_clock
 
-__all__ = ["LATE_NS_MIN", "Arrivals", "Lateness", "arrivals_of", "lateness_of"]
+__all__ = ["LATE_NS_MIN", "Arrivals", "Lateness", "arrivals_of", "by_trace", "lateness_of"]
 
 LATE_NS_MIN = 20_000
 """The least lateness that counts: a kernel launch takes about 5 us, and equal ranks scatter by a few of them."""
@@ -79,6 +79,15 @@ def arrivals_of(group: Matched, clocks: Clocks) -> Arrivals:
         lateness_ns=last - _median(start, others),
         link_ns=np.maximum(_median(end, has) - last, 0),
     )
+
+
+def by_trace(arrivals: Sequence[Arrivals], traces: int) -> list[list[tuple[Arrivals, int]]]:
+    """Return the groups of each of so many `traces`, with its column there."""
+    found: list[list[tuple[Arrivals, int]]] = [[] for _ in range(traces)]
+    for mine in arrivals:
+        for column, place in enumerate(mine.group.traces):
+            found[place].append((mine, column))
+    return found
 
 
 def _median(times: NDArray[np.int64], has: NDArray[np.bool_]) -> NDArray[np.int64]:

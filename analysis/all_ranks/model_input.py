@@ -82,14 +82,12 @@ def _joins(
     for number, group in enumerate(groups):
         at, column = np.nonzero(group.has)
         places = np.array(group.traces, dtype=np.int64)[column]
-        rows = group.rows[at, column]
         join.append(count + at)
         rank.append(places)
-        source = np.empty(len(rows), dtype=np.int64)
-        for place in group.traces:
-            mine = places == place
-            source[mine] = events[place].source[rows[mine]]
-        row.append(source)
+        source = np.stack(
+            [events[place].source[group.rows[:, each]] for each, place in enumerate(group.traces)], axis=1
+        )
+        row.append(source[at, column])
         receives.append(ranks[places] == (NONE if group.pair is None else group.pair[1]))
         hosts = len({of_host[place] for place in group.traces})
         for meta in group.collectives:

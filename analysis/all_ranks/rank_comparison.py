@@ -31,7 +31,7 @@ from ..shelf import Derived, Shelf
 from ..trace.columns import CollectiveColumns, Trace, TraceWarning
 from .all_to_all import all_to_all_ranks
 from .causal_model import JobModel
-from .collective_arrivals import Arrivals, Lateness, arrivals_of, lateness_of
+from .collective_arrivals import Arrivals, Lateness, arrivals_of, by_trace, lateness_of
 from .critical_tables import add_critical_time
 from .job_times import JobTimes, job_times
 from .model_input import model_of
@@ -107,7 +107,8 @@ def compare_ranks(
     if model is not None and places is not None:
         _add_critical_time(model, ranks)
     metas = [meta for group in groups for meta in group.collectives]
-    shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
+    members = by_trace(arrivals, len(ranks))
+    shares = [_share(rank, mine) for rank, mine in zip(ranks, members, strict=True)]
     instances, shortened = _instances(arrivals, [clock.rank for clock in clocks.clocks])
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
@@ -116,7 +117,7 @@ def compare_ranks(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
         clocks=clocks.clocks,
-        shares=[_rank_share(place, rank, shares[place], arrivals, lateness) for place, rank in enumerate(ranks)],
+        shares=[_rank_share(place, rank, shares[place], members[place], lateness) for place, rank in enumerate(ranks)],
         collectives=_totals(arrivals, ranks),
         instances=instances,
         stragglers=[] if model is None else stragglers_of(model, tables, lateness),
@@ -224,25 +225,24 @@ def _missing(arrivals: Sequence[Arrivals], shortened: int) -> list[TraceWarning]
     return warnings
 
 
-def _share(place: int, rank: _Rank, arrivals: Sequence[Arrivals]) -> _Share:
+def _share(rank: _Rank, groups: Sequence[tuple[Arrivals, int]]) -> _Share:
     """Return when one rank waited and when it was on the wire, in all its matched collectives."""
     waits, wires = [EMPTY], [EMPTY]
-    for mine in arrivals:
-        if place in mine.group.traces:
-            column = mine.group.traces.index(place)
-            has = mine.has[:, column]
-            start, end = mine.group.start_ns[has, column], mine.group.end_ns[has, column]
-            came = start + mine.wait_ns[has, column]
-            waits.append(np.stack((start, came), axis=1))
-            wires.append(np.stack((came, end), axis=1))
+    for mine, column in groups:
+        has = mine.has[:, column]
+        start, end = mine.group.start_ns[has, column], mine.group.end_ns[has, column]
+        came = start + mine.wait_ns[has, column]
+        waits.append(np.stack((start, came), axis=1))
+        wires.append(np.stack((came, end), axis=1))
     low = rank.report.start_ns or 0
     high = low + rank.report.span_ns
     wire = union(clip(np.concatenate(wires), low, high))
     return _Share(subtract(union(clip(np.concatenate(waits), low, high)), wire), wire)
 
 
-def _rank_share(place: int, rank: _Rank, share: _Share, arrivals: Sequence[Arrivals], lateness: Lateness) -> RankShare:
-    mine = [(each, each.group.traces.index(place)) for each in arrivals if place in each.group.traces]
+def _rank_share(
+    place: int, rank: _Rank, share: _Share, mine: Sequence[tuple[Arrivals, int]], lateness: Lateness
+) -> RankShare:
     steps = [step.ledger.wall_ns for step in rank.report.steps]
     assert rank.trace.rank is not None
     return RankShare(
