@@ -214,6 +214,7 @@ class _Meter:
     def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
         self._sizes = sizes
         self._done = [0] * len(sizes)
+        self._done_bytes, self._all_bytes = 0, sum(sizes)
         self._files = 0
         self._progress = progress
 
@@ -225,17 +226,17 @@ class _Meter:
 
     def advance(self, index: int, done: int, total: int | None) -> None:
         if total:
-            self._done[index] = min(self._sizes[index], self._sizes[index] * done // total)
-            self._show()
+            self._show(index, min(self._sizes[index], self._sizes[index] * done // total))
 
     def finish(self, index: int) -> None:
-        self._done[index] = self._sizes[index]
         self._files += 1
-        self._show()
+        self._show(index, self._sizes[index])
 
-    def _show(self) -> None:
+    def _show(self, index: int, done: int) -> None:
+        self._done_bytes += done - self._done[index]
+        self._done[index] = done
         if self._progress is not None:
-            self._progress(sum(self._done), sum(self._sizes), self._files, len(self._sizes))
+            self._progress(self._done_bytes, self._all_bytes, self._files, len(self._sizes))
 
 
 def _size(path: TracePlace) -> int:

@@ -95,6 +95,18 @@ def test_progress_ends_at_all_bytes_and_all_files(ranks: list[Path]) -> None:
     assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
 
 
+def test_the_progress_of_many_files_takes_no_time() -> None:
+    files = 20_000
+    seen: list[tuple[int, int, int, int]] = []
+    begin = time.process_time()
+    meter = parallel_reading._Meter([3] * files, lambda *numbers: seen.append(numbers))
+    for index in range(files):
+        meter.finish(index)
+    assert time.process_time() - begin < 1
+    assert seen[0] == (3, 3 * files, 1, files)
+    assert seen[-1] == (3 * files, 3 * files, files, files)
+
+
 @pytest.mark.parametrize(("name", "factor"), [("a.json", 1), ("a.json.gz", parallel_reading.COMPRESSION_RATIO)])
 def test_the_json_in_a_file_is_estimated_by_how_it_begins_and_not_by_its_name(
     tmp_path: Path, name: str, factor: int
