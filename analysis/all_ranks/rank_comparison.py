@@ -161,7 +161,29 @@ def _chosen(traces: Sequence[Trace]) -> tuple[list[int], list[TraceWarning]]:
             warnings.append(TraceWarning("rank_twice", message))
         else:
             found[trace.rank] = at
+    if any(warning.code == "rank_twice" for warning in warnings):
+        warnings += _drop_other_recordings(traces, found)
     return [found[rank] for rank in sorted(found)], warnings
+
+
+def _drop_other_recordings(traces: Sequence[Trace], found: dict[int, int]) -> list[TraceWarning]:
+    """Drop from `found` the ranks with no step of most others, or another world size, and return warnings about them.
+
+    Where a rank has several traces there are several recordings; a rank may lack the first of them.
+    """
+    marks = {
+        rank: (traces[at].world_size, frozenset(step.number for step in traces[at].steps)) for rank, at in found.items()
+    }
+    ((size, steps), _), *_ = Counter(marks.values()).most_common(1)
+    warnings = []
+    for rank, (its_size, its_steps) in marks.items():
+        if (None not in (size, its_size) and size != its_size) or (steps and its_steps and steps.isdisjoint(its_steps)):
+            file = traces[found.pop(rank)].file
+            message = (
+                f"{file} has other steps, or another world size, than most ranks and is left out of the comparison"
+            )
+            warnings.append(TraceWarning("other_recording", message))
+    return warnings
 
 
 def _world_size(ranks: Sequence[_Rank], warnings: list[TraceWarning]) -> int | None:

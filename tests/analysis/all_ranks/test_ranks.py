@@ -19,6 +19,7 @@ from tests.analysis.jobs import BEAT_NS, collective_places, keep_rows, make_job,
 from tests.analysis.models import analyzed
 from tests.analysis.trace.traces import trace_file
 from tests.analysis.trace.writing import codes
+from tests.kit.simulated_jobs import Job, Layout, simulate
 
 few = settings(max_examples=40)
 """A job of four ranks takes 30 ms to analyze."""
@@ -144,6 +145,35 @@ def test_a_rank_given_twice_counts_once() -> None:
     assert job.ranks == [0, 1]
     assert codes(job)["rank_twice"] == 1
     assert len(job.instances) == 1
+
+
+def test_of_two_recordings_only_one_is_compared_though_it_lacks_a_rank() -> None:
+    first = simulate(Job(layout=Layout(data=4), steps=4, seed=1)).traces()
+    second = [
+        replace(
+            trace,
+            file=f"iteration_20/{trace.file}",
+            steps=tuple(msgspec.structs.replace(step, number=step.number + 10) for step in trace.steps),
+            wall_offset_ns=30_000_000_000 + (trace.wall_offset_ns or 0),
+        )
+        for trace in simulate(Job(layout=Layout(data=4), steps=4, seed=2)).traces()
+    ]
+    alone = analyzed([first[0], first[1], first[3]])
+    both = analyzed([first[0], first[1], first[3], *second])
+    assert both.ranks == alone.ranks == [0, 1, 3]
+    assert both.wall_ns == alone.wall_ns
+    assert {"rank_twice", "other_recording"} <= set(codes(both))
+    (warning,) = (warning for warning in both.warnings if warning.code == "other_recording")
+    assert warning.message.startswith("iteration_20/")
+    assert "other_recording" not in codes(analyzed([*first, *second]))
+
+
+def test_the_ranks_of_a_larger_run_in_the_same_folder_are_not_compared_with_the_smaller_one() -> None:
+    small = make_job({0: "cAAA", 1: "ccAA"}, world_size=2)
+    large = make_job({0: "cAAA", 1: "ccAA", 2: "ccAA", 3: "cAAA"}, world_size=4)
+    job = analyzed([*small, *large])
+    assert (job.ranks, job.world_size) == ([0, 1], 2)
+    assert codes(job)["other_recording"] == 1
 
 
 def test_a_trace_without_a_rank_is_left_out() -> None:
