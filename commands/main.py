@@ -160,6 +160,15 @@ class _Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Here(click.Path):
+    """A path to write to: a URL would become a folder "s3:" here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        if isinstance(value, str) and "://" in value:
+            self.fail("a URL, but only traces are read from URLs: give a path on this machine", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @cli.command()
 @click.argument("traces", nargs=-1, type=_Place(path_type=Path), metavar="TRACE...")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole analysis as one JSON object.")
@@ -189,24 +198,20 @@ class _Place(click.Path):
     show_default=True,
     help="The time by which kernels and operators are sorted.",
 )
-@click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
+@click.option("--csv", type=_Here(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
 @click.option(
     "--parquet",
-    type=click.Path(path_type=Path),
+    type=_Here(path_type=Path),
     metavar="FOLDER",
     help="Write all tables, and the rows of the traces, as Parquet.",
 )
-@click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
-@click.option(
-    "--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one or more ranks."
-)
-@click.option("--html", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a self-contained page.")
+@click.option("--perfetto", type=_Here(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
+@click.option("--picture", type=_Here(path_type=Path), metavar="OUT.svg", help="Draw one step of one or more ranks.")
+@click.option("--html", type=_Here(path_type=Path), metavar="OUT.html", help="Write a self-contained page.")
 @click.option("--step", type=int, metavar="N", help="The step to draw.  [default: a typical one]")
 @click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
 @click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
-@click.option(
-    "--cache", type=click.Path(path_type=Path), metavar="FOLDER", help="Keep what was read, for the next run."
-)
+@click.option("--cache", type=_Here(path_type=Path), metavar="FOLDER", help="Keep what was read, for the next run.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Files read in parallel.  [default: one per core]")
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
 def analyze(traces: tuple[TracePlace, ...], **options: Any) -> None:  # noqa: ANN401  click's values

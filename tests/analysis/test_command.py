@@ -164,6 +164,8 @@ def test_ranges_of_steps_are_understood(text: str | None, steps: tuple[int, int]
         (("x.json", "--step", "3"), "--picture"),
         (("x.json", "--dask-address", "tcp://a:1"), "--engine dask"),
         (("x.json", "--jobs", "0"), "--jobs"),
+        (("x.json", "--cache", "s3://bucket/kept"), "--cache"),
+        (("x.json", "--parquet", "s3://bucket/rows"), "--parquet"),
     ],
 )
 def test_wrong_usage_exits_2_and_names_what_is_wrong(arguments: tuple[str, ...], named: str) -> None:
