@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
@@ -106,13 +106,19 @@ def run_in_processes(
 
 
 def _start_server() -> None:
-    """Start the server of processes, whose socket lies in /tmp if its path in TMPDIR would be too long."""
+    """Start the server of processes, whose socket lies in /tmp if its path in TMPDIR would be too long.
+
+    It ignores Ctrl-C once it has imported `_PRELOADED`; before, it would print a traceback, so it is started deaf.
+    """
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES_MAX:
         tempfile.tempdir = "/tmp"
+    resource_tracker.ensure_running()  # which unblocks signals
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         tempfile.tempdir = before
 
 

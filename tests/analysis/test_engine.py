@@ -188,6 +188,18 @@ def test_processes_start_with_a_long_tmpdir(ranks: list[Path], tmp_path: Path) -
     assert done.stdout.rstrip() == encoded(analyze_files(ranks))
 
 
+def test_ctrl_c_does_not_reach_the_server_of_processes_while_it_starts() -> None:
+    code = (
+        "import signal; from multiprocessing import forkserver; from pacecar.analysis.reading import workers\n"
+        "workers._start_server()\n"
+        "print(open(f'/proc/{forkserver._forkserver._forkserver_pid}/status').read())\n"
+        "assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    (blocked,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked, 16) & 1 << signal.SIGINT - 1
+
+
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_what_was_killed_beside_another_is_tried_again_alone(tmp_path: Path) -> None:
