@@ -45,8 +45,12 @@ def run_on_cluster(tasks: Sequence[FileTask], address: str) -> Iterator[tuple[in
 
 def _connect(address: str) -> Any:  # noqa: ANN401  distributed is not typed
     from distributed import Client
+    from distributed.comm import parse_address, parse_host_port
 
     try:
+        scheme, place = parse_address(address)
+        if scheme in ("tcp", "tls"):
+            parse_host_port(place)  # a client that fails on it takes 20 s to give up and prints a traceback
         client = Client(address, timeout=CONNECT_SECONDS_MAX, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise EngineError(f"{address}: no dask scheduler answers there ({_first_line(error)})") from error
@@ -63,12 +67,12 @@ def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
     if error is None:
         try:
             answer: WorkerAnswer | bytes = future.result()
-        except (CancelledError, OSError) as error:
-            raise EngineError(f"the dask scheduler is gone: {_first_line(error)}") from error
+        except (CancelledError, OSError) as gone:
+            raise EngineError(f"the dask scheduler is gone: {_first_line(gone)}") from gone
         try:
             return decode_answer(answer) if isinstance(answer, bytes) else answer
-        except ValueError as error:
-            raise EngineError(f"the dask workers have another version of pacecar than this one ({error})") from error
+        except ValueError as other:
+            raise EngineError(f"the dask workers have another version of pacecar than this one ({other})") from other
     if type(error).__name__ == "KilledWorker":
         how = "the dask workers that read it died"
     elif isinstance(error, ImportError):

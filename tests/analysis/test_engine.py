@@ -246,6 +246,16 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("address", ["scheduler", "tcp://scheduler:port"])
+def test_a_dask_address_without_a_port_is_refused_at_once(
+    ranks: list[Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(distributed, "Client", lambda *_, **__: pytest.fail("a client was made that cannot be closed"))
+    with pytest.raises(EngineError, match=f"{address}: no dask scheduler answers there"):
+        analyze_files(ranks, Options(engine="dask", dask_address=address))
+
+
 def test_workers_of_another_version_are_one_clear_error(ranks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
     from pacecar.analysis.reading import cluster
