@@ -135,14 +135,15 @@ def _one(text: str) -> tuple[object, int, str]:
 
 
 def _in_utf8(members: dict[str, Any]) -> dict[str, Any]:
-    """Return `members` with `name` and `cat` decoded as UTF-8 if they are text."""
-    for key in ("name", "cat"):
-        value = members.get(key)
-        if isinstance(value, str):
-            try:
-                members[key] = value.encode("latin-1").decode("utf-8", "replace")
-            except UnicodeEncodeError:  # it had escapes, so it is text already
-                members[key] = value.encode("utf-8", "replace").decode()
+    """Return `members` with its texts, and those of its arguments, decoded as UTF-8 if they are text."""
+    arguments = members.get("args")
+    for each in (members, arguments) if isinstance(arguments, dict) else (members,):
+        for key, value in each.items():
+            if isinstance(value, str):
+                try:
+                    each[key] = value.encode("latin-1").decode("utf-8", "replace")
+                except UnicodeEncodeError:  # it had escapes, so it is text already
+                    each[key] = value.encode("utf-8", "replace").decode()
     return members
 
 

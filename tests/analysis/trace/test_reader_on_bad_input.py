@@ -7,6 +7,9 @@ import zlib
 
 import pytest
 
+from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.reading.kept_answers import decode_answer, encode_answer
+from pacecar.analysis.reading.one_file import WorkerAnswer
 from pacecar.analysis.trace.columns import Trace
 from pacecar.analysis.trace.decoding.compressed_source import READ_BYTES
 from pacecar.analysis.trace.decoding.event_stream import EVENT_BYTES_MAX
@@ -115,6 +118,18 @@ def test_rates_that_are_no_numbers_cost_nothing(read):
     trace = read(document([*events, *(json.dumps(kernel(n, 1, rate=float("inf"))) for n in range(3, 6))]))
     assert trace.device.start_ns.tolist() == [n * 1000 for n in range(6)]
     assert trace.warnings == ()
+
+
+@pytest.mark.parametrize(("group", "read_as"), [("größe", "größe"), ("\ud800", "?")])
+def test_a_group_beside_a_broken_event_is_named_as_in_other_traces_and_can_be_written(read, group, read_as):
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+    args = {"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float", "Process Group Name": group}
+    row = kernel(name=name, **args) | {"tid": group}
+    text = json.dumps(row, ensure_ascii=group == "\ud800")
+    trace = read(document(['{"ph": "X", "name": oops}', text, kernel(start=200)]))
+    assert [each.group for each in trace.collectives] == [read_as]
+    answer = WorkerAnswer(report=analyze_trace(trace), table=trace)
+    assert decode_answer(encode_answer(answer)).table.collectives == trace.collectives
 
 
 def test_bytes_that_are_no_text_cost_a_letter_and_not_a_row(read):
