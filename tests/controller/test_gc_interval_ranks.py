@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.alone]
+
 ROOT = Path(__file__).parents[2]
 
 JOBS: list[dict[str, Any]] = [{"pairs": 4}, {"tune": True}]
@@ -41,8 +43,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
     return [list(answer) for answer in zip(*answers, strict=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
 def test_a_job_with_a_million_objects_is_faster_with_scheduled_collections(jobs: list[list[dict[str, Any]]]) -> None:
     for rank in jobs[0]:
         assert rank["refused"] is None
@@ -52,8 +52,6 @@ def test_a_job_with_a_million_objects_is_faster_with_scheduled_collections(jobs:
         assert fmean(with_it) < 0.9 * fmean(without)
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
 def test_the_tuner_finds_it_and_the_losses_are_equal_to_the_bit(jobs: list[list[dict[str, Any]]]) -> None:
     tuned, plain = ([rank[mode] for rank in jobs[1]] for mode in ("exact", "off"))
     seen = tuned[0]["verdicts"], tuned[0]["status"]
