@@ -113,7 +113,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                 walls.append(time.perf_counter() - begin)
                 if options.get("by_hand"):
                     take_turns(pacer._tuner, len(walls))
-                if len(walls) == options.get("freeze") and RANK == 1 and pacer._tuner is not None:
+                uneven = options.get("freeze")  # so many steps with unequal shares, and all is frozen
+                if uneven and RANK == 1 and pacer._tuner is not None and batch_size not in sizes[-uneven:]:
                     pacer._tuner.freeze("for a test")
                 begin = time.perf_counter()
                 if len(walls) >= options["steps"]:

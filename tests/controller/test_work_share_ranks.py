@@ -56,12 +56,12 @@ def test_in_turns_at_least_60_percent_of_the_slowdown_is_won_back(run_ranks: Any
 
 
 def test_shares_are_equal_again_once_tuning_froze_and_nobody_watches_the_loop(run_ranks: Any) -> None:
-    job = {"seconds": 0.0005, "steps": 4 * TURN_STEPS, "tail": 0, "by_hand": True, "freeze": 3 * TURN_STEPS - 10}
+    job = {"seconds": 0.0005, "steps": 5 * TURN_STEPS, "tail": 0, "by_hand": True, "freeze": 10}
     tuned, plain = run_ranks(
         "job_work_share.py", 2, [{**job, "tune": "exact"}, {**job, "tune": "off", "by_hand": False}]
     )
     for rank in tuned:
-        assert rank["sizes"][job["freeze"] - 1] != 16
+        assert sum(size != 16 for size in rank["sizes"]) >= job["freeze"], (rank["detail"], rank["reasons"])
         assert set(rank["sizes"][-TURN_STEPS // 2 :]) == {16}
     assert tuned[0]["agree"]
     assert tuned[0]["losses"] == pytest.approx(plain[0]["losses"], abs=TOLERANCE)
