@@ -114,12 +114,12 @@ def _who_met_one(met: Collection[Pair], nodes: Sequence[str]) -> list[int]:
 def _pair_up(ranks: Iterable[int], met: Collection[Pair], nodes: Sequence[str]) -> list[Pair]:
     """Return pairs of `ranks` that have not met, greedily; nodes that have not met come first, then other nodes."""
     left, pairs = list(ranks), []
-    nodes_met = {(rank, nodes[other]) for pair in met for rank, other in (pair, pair[::-1])}
+    nodes_met = {(rank, nodes[other]) for pair in met for rank, other in (pair, pair[::-1])} | set(enumerate(nodes))
     while left:
         one = left.pop(0)
-        unmet = [rank for rank in left if _pair(one, rank) not in met]
-        away = [rank for rank in unmet if nodes[rank] != nodes[one]]
-        new = (rank for rank in away if (one, nodes[rank]) not in nodes_met)
+        new = (rank for rank in left if (one, nodes[rank]) not in nodes_met)
+        unmet = (rank for rank in left if _pair(one, rank) not in met)
+        away = (rank for rank in left if not _is_within((one, rank), nodes) and _pair(one, rank) not in met)
         other = next(chain(new, away, unmet), None)
         if other is not None:
             left.remove(other)
