@@ -243,7 +243,7 @@ def capped(blocks: int, room_mib: int) -> dict[str, Any]:
     }
 
 
-WIDE, FEW, MANY = 4096, 32, 256
+WIDE, FEW, MANY = 16_384, 32, 128
 """Numbers that a hungry block keeps of each sample, and samples of the first micro-batch and of the batch."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_trying_leaves_no_trace(where: str) -> None:
             job.knob.apply(6)
             kept = [id(p.grad) for p in job.net.parameters()]
             with torch.random.fork_rng():
-                job.trials._scratch(lambda: job.x[:6], job.loss)
+                job.trials._scratch(lambda: job.x[:6], job.loss, 0)
             assert [id(p.grad) for p in job.net.parameters()] == kept
             job.batcher.samples.value = 2
         torch.manual_seed(7)
@@ -197,11 +198,23 @@ def test_under_ddp_what_fails_while_others_wait_is_the_script_s_error(ddp: Distr
 
 
 @pytest.mark.slow
-def test_under_ddp_a_micro_batch_before_the_last_is_redone(ddp: DistributedDataParallel) -> None:
-    job = Job(5, ddp=ddp, net=ddp, cap=4, where="backward")
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_under_ddp_a_micro_batch_before_the_last_is_redone(ddp: DistributedDataParallel, where: str) -> None:
+    job = Job(5, ddp=ddp, net=ddp, cap=4, where=where)
     assert job.step() == pytest.approx(whole()[0])
     assert job.sizes == [5, 2, 2, 2, 2, 2, 2]
     assert same(job.gradients(), whole()[1])
+
+
+@pytest.mark.slow
+def test_under_ddp_the_last_micro_batch_is_redone_before_its_backward(ddp: DistributedDataParallel) -> None:
+    job = Job(None, ddp=ddp, net=ddp, cap=6)
+    for _ in range(2):
+        ddp.zero_grad()
+        assert job.step() == pytest.approx(whole()[0])
+        assert same(job.gradients(), whole()[1])
+    assert job.sizes == [12, 6, 6, 6, 6]
+    assert (ddp.require_backward_grad_sync, ddp.require_forward_param_sync) == (True, True)
 
 
 @pytest.mark.slow
@@ -330,6 +343,20 @@ def test_a_size_that_is_predicted_not_to_fit_is_not_even_tried(monkeypatch: pyte
     retries["now"] = 1
     assert headroom.is_strained(12)
     assert MemoryForecast(torch.device("cpu")).refuse(1, 2**40) is None
+
+
+def test_a_size_that_fits_with_nothing_to_spare_is_barred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statm = tmp_path / "statm"
+    statm.write_text("9000 1900 5 1 0 7 0\n")
+    on_host, on_device = (MemoryForecast(torch.device(name), statm=statm) for name in ("cpu", "cuda"))
+    assert on_host.spare_bytes() == 100 * resource.getpagesize()
+    assert on_device.spare_bytes() == 0
+    job = Job(2)
+    monkeypatch.setattr(MemoryForecast, "spare_bytes", lambda self: 2**60)
+    job.knob.apply(6)
+    job.step()
+    assert job.sizes == [2] * 6
+    assert "allocate" in job.reasons[0]
 
 
 CAPPED = """

@@ -26,8 +26,12 @@ where it can do no harm:
 Undone means: the gradients are the same tensors as before, buffers, random numbers and DDP's flags are restored, and
 the scaler's scale is only read.  The cache is freed after a failure.
 
+What a process holds grows a little all the time, and the scratch pass has no buffers for collectives.  A device
+reports that its memory is full to the allocator, which frees its cache; a host refuses at once.  So on a host the
+scratch pass also holds as much as `FULL_RATIO` leaves free.
+
 A size that fitted may still fail later, with longer samples.  Then this rank alone redoes that step at half the size.
-It needs no agreement (ranks may cut differently; only the last micro-batch synchronizes) and loses nothing if the
+It needs no agreement (ranks may cut differently; only the last backward synchronizes) and loses nothing if the
 gradients were empty when the step began and no collective is out.  Otherwise the error goes to the script.
 
 Not supported: engines that communicate in forward (FSDP).  A `loss_fn` with its own collectives is the script's risk.
@@ -113,6 +117,11 @@ class MemoryForecast:
         self._learn(size, int(torch.cuda.max_memory_allocated(self._device)))
         return self._read_retries() > self._retries
 
+    def spare_bytes(self) -> int:
+        """Return what must stay free on a host beside what this process holds; 0 on a device."""
+        held = self._held_bytes() if self._device.type == "cpu" else None
+        return round((held or 0) * (1 / FULL_RATIO - 1))
+
     def _refuse_on_host(self, present: int, size: int, room: int) -> str | None:
         held = self._held_bytes()
         if held is None:
@@ -192,7 +201,7 @@ class OomSafeTrial:
         self._forecasts = {name: MemoryForecast(self._device) for name in ("micro_batch", "micro_tokens")}
         self._can_redo: bool | None = None
         self._running = 0
-        self._was_last = False
+        self._is_synchronizing = False
         self.is_used = False
         self._peers = TrialPeers()
 
@@ -238,7 +247,7 @@ class OomSafeTrial:
         forecast, size = self._forecasts[name], limit.value
         failure = forecast.refuse(limit.fallback or size, size, self._peers.room_bytes())
         if failure is None:
-            failure = self._scratch(largest, loss_fn)
+            failure = self._scratch(largest, loss_fn, forecast.spare_bytes())
             if failure is None and forecast.is_strained(size):
                 failure = "the allocator had to flush its cache"
             if failure is not None:
@@ -251,11 +260,13 @@ class OomSafeTrial:
         logger.warning("pacecar: %s; the step is not lost", reason)
         self._peers.reverted(reason)
 
-    def _scratch(self, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> str | None:
-        """Run forward and backward only to see whether they fit; return why they failed."""
+    def _scratch(self, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor], spare_bytes: int) -> str | None:
+        """Run forward and backward only to see whether they fit, with something to spare; return why they failed."""
         try:
+            spare = torch.empty(spare_bytes, dtype=torch.uint8)
             with self._undone():
                 self.batcher.backward(loss_fn(largest()))
+            del spare  # until here
         except Exception as error:  # noqa: BLE001  the other ranks wait for the answer; an error of the script comes again
             return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
         return None
@@ -328,7 +339,7 @@ class OomSafeTrial:
 
     def _may_redo(self) -> bool:
         """Return whether no collective is out that another rank waits for, and a second pass computes the same."""
-        if self.batcher.ddp is not None and self._was_last:
+        if self.batcher.ddp is not None and self._is_synchronizing:
             return False
         if self._can_redo is None:
             self._can_redo = inexact(self._model) is None
@@ -339,8 +350,9 @@ class OomSafeTrial:
         slices = self.batcher.split(batch, **how)
         try:
             for micro in slices:
-                self._running, self._was_last = samples_in(micro), self.batcher.is_last
+                self._running, self._is_synchronizing = samples_in(micro), False
                 loss = loss_fn(micro)
+                self._is_synchronizing = self.batcher.is_last
                 self.batcher.backward(loss)
                 share = loss.detach() * self.batcher.weight
                 total = share if total is None else total + share
