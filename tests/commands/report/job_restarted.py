@@ -6,6 +6,7 @@ rank 1 kills itself, each once, as soon as the records of all ranks are on disk.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import pacecar
 FOLDER, STEPS, EVERY, KILLS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 RANK, WORLD, RUN = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(os.environ["RUN_DIR"])
 STEP_SECONDS = 0.02
+RECORD_SECONDS_MAX, RANK_SECONDS_MAX = 20.0, 60.0
 
 
 def die(step: int) -> None:
@@ -32,13 +34,17 @@ def die(step: int) -> None:
         return
     marker.touch()
     files = [RUN / f"rank{rank}.jsonl" for rank in range(WORLD)]
+    give_up = time.monotonic() + RECORD_SECONDS_MAX
     while not all(file.exists() and f'"global_step":{step},' in file.read_text() for file in files):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"not all ranks have written their record of step {step}")
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     """Train from the checkpoint, if there is one, to the last step."""
+    faulthandler.dump_traceback_later(RANK_SECONDS_MAX, exit=True)
     torch.set_num_threads(1)
     # Not torchrun's store: its agent keeps the addresses of the first attempt (torch 2.13), and gloo may hang on them.
     store = f"file://{FOLDER}/store{os.environ.get('ATTEMPT', os.environ.get('TORCHELASTIC_RESTART_COUNT'))}"
@@ -53,7 +59,7 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-    with pacecar.attach(model, optimizer, run_dir=RUN, windows=False) as pacer:
+    with pacecar.attach(model, optimizer, run_dir=RUN, windows=False, overhead_budget=1.0) as pacer:
         while step < STEPS:
             time.sleep(STEP_SECONDS)
             model(torch.randn(4, 8)).square().mean().backward()

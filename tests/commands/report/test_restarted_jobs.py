@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +50,8 @@ def by_loop(folder: Path, environ: Callable[[int], dict[str, str]], runs: Callab
         given = {"PACECAR_JOB": "restarted", "RUN_DIR": str(runs(attempt)), "ATTEMPT": str(attempt)}
         given |= environ(attempt)
         ended = finish(start_ranks(arguments(folder), 2, environ=given))
-        is_last = attempt == len(KILLS)
-        assert (ended[1].code == 0) is is_last, ended[1].err[-3000:]
+        assert ended[1].code == (0 if attempt == len(KILLS) else -signal.SIGKILL), ended[1].err[-3000:]
+        assert "Timeout" not in ended[0].err, ended[0].err[-5000:]
 
 
 def by_torchrun(folder: Path) -> None:
