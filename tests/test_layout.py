@@ -174,6 +174,7 @@ def train_beside_own_modules(folder: Path, expected: Path, **environ: str) -> No
     assert done.stdout == "trained\n"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_editable_install(tmp_path: Path) -> None:
     user = tmp_path / "user"

@@ -228,6 +228,7 @@ class FakeProc(threading.Thread):
         self.join()
 
 
+@pytest.mark.full
 def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_heard_again_later(nodes: Nodes) -> None:
     """A real daemon in a process of its own: its socket stays open, and only time tells that its word is old."""
     proc = FakeProc(nodes.folder / "proc")

@@ -216,6 +216,7 @@ def test_a_planted_link_to_a_folder_is_not_entered(public, precious, write):
         assert f"uid {STRANGER}" in said
 
 
+@pytest.mark.slow
 def test_a_link_of_ones_own_or_of_root_is_followed(public):
     (public / "real").mkdir(mode=0o755)
     os.chown(public / "real", OWNER, OWNER)

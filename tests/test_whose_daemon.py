@@ -238,6 +238,7 @@ def test_a_system_folder_that_one_may_not_enter_is_no_error(roots, monkeypatch):
     assert as_user(OWNER, lambda: default_socket({})) == f"/tmp/pacecar-{OWNER}/pacecar.sock"
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_no_strangers_daemon_but_root_may_ask_a_users(public):
     path, listener = planted_folder(public)
 

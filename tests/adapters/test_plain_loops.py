@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.full]
 
 Rank = dict[str, Any]
 

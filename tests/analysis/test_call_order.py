@@ -211,6 +211,7 @@ programs = st.builds(
 COLLECTIVE_FAULTS = "abcAB"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(programs, st.data())
 def test_nothing_is_out_of_turn_in_a_healthy_program(program: str, data: st.DataObject) -> None:
@@ -223,6 +224,7 @@ def test_nothing_is_out_of_turn_in_a_healthy_program(program: str, data: st.Data
     assert set(verdict.culprits) <= {rank}, verdict.summary
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(programs, st.data())
 def test_no_innocent_rank_is_named_whatever_the_other_one_does(program: str, data: st.DataObject) -> None:

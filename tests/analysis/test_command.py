@@ -94,6 +94,7 @@ def test_json_is_written_without_rich_and_without_processes_torch_or_the_daemons
     assert not loaded & {"rich", "torch", "distributed", "multiprocessing", "psutil", "prometheus_client", "pynvml"}
 
 
+@pytest.mark.slow
 def test_a_table_says_what_the_trace_is_where_time_went_and_what_it_would_be_worth(trace: Path) -> None:
     done = pacecar(trace)
     assert done.returncode == 0
@@ -233,6 +234,7 @@ def test_json_holds_the_files_that_could_not_be_read_as_warnings_too(trace: Path
     assert done.stderr.splitlines() == [f"pacecar: {warning['message']}" for warning in warnings]
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_cut_off_is_analysed_as_far_as_it_goes_and_said(tmp_path: Path) -> None:
     whole = write_trace(tmp_path / "whole.json", "cccc..AAAA..cccc", rank=0, steps=[(0, 16)]).read_bytes()
     cut = tmp_path / "cut.json"
@@ -265,6 +267,7 @@ def test_a_trace_can_come_through_a_pipe(trace: Path) -> None:
     assert json.loads(done.stdout)["traces"][0]["compute_ns"] == 8_000_000
 
 
+@pytest.mark.slow
 def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None:
     for options in ((), ("--json",)):
         read_end, write_end = os.pipe()
@@ -350,6 +353,7 @@ def test_every_real_trace_has_a_table_of_80_columns_whose_shares_are_whole(name:
     assert "Ledger" in text
 
 
+@pytest.mark.slow
 def test_files_of_nccls_inspector_are_a_table_with_and_without_traces(tmp_path: Path) -> None:
     write_inspector(tmp_path / "nccl-inspector-17", [inspector_line()] * 3)
     alone = pacecar(tmp_path)

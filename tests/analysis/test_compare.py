@@ -118,6 +118,7 @@ def test_the_command_compares_two_folders_of_ranks(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_side_that_cannot_be_read_ends_the_comparison(tmp_path: Path) -> None:
     good = write_trace(tmp_path / "a.json", BEFORE, steps=[(0, 10)])
     done = pacecar("--compare", good, tmp_path / "gone.json")

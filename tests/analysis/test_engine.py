@@ -188,6 +188,7 @@ def test_processes_start_with_a_long_tmpdir(ranks: list[Path], tmp_path: Path) -
     assert done.stdout.rstrip() == encoded(analyze_files(ranks))
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_reach_the_server_of_processes_while_it_starts() -> None:
     code = (
         "import signal; from multiprocessing import forkserver; from pacecar.analysis.reading import workers\n"
@@ -246,6 +247,7 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["scheduler", "tcp://scheduler:port"])
 def test_a_dask_address_without_a_port_is_refused_at_once(
     ranks: list[Path], address: str, monkeypatch: pytest.MonkeyPatch

@@ -174,6 +174,7 @@ def test_what_is_no_dump_says_why(data: bytes, reason: str) -> None:
         read_dump(data, 0)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(["json", "pickle"]), st.binary(max_size=4))
 def test_a_dump_that_is_cut_or_damaged_is_refused_or_read_but_raises_nothing_else(
     at: int, form: str, junk: bytes

@@ -62,6 +62,7 @@ def test_nothing_is_lost_between_encoding_and_decoding(tmp_path: Path) -> None:
                 assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_second_look_reads_nothing_and_says_the_same(ranks: list[Path], tmp_path: Path, opened: list[str]) -> None:
     options = Options(cache=tmp_path / "kept")
     first = analyze_files(ranks, options)
@@ -72,6 +73,7 @@ def test_a_second_look_reads_nothing_and_says_the_same(ranks: list[Path], tmp_pa
     assert encoded(first) == encoded(second) == encoded(analyze_files(ranks))
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_and_another_question_are_read_anew(
     ranks: list[Path], tmp_path: Path, opened: list[str]
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_anew(
     assert encoded(again) == encoded(analyze_files(ranks[1:2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"", b"not zlib", zlib.compress(b"not an answer"), None])
 def test_a_damaged_answer_is_read_anew(
     ranks: list[Path], tmp_path: Path, opened: list[str], damage: bytes | None
@@ -125,12 +128,14 @@ def test_a_damaged_answer_is_read_anew(
     assert len(opened) == 1
 
 
+@pytest.mark.slow
 def test_another_version_keeps_its_own_answers(ranks: list[Path], tmp_path: Path, opened: list[str]) -> None:
     for version in ("1", "2", "1"):
         analyze_files(ranks, Options(cache=tmp_path / "kept", version=version))
     assert len(opened) == 6
 
 
+@pytest.mark.slow
 def test_what_was_read_before_ctrl_c_is_kept(ranks: list[Path], tmp_path: Path, opened: list[str]) -> None:
     def interrupted(done: int, total: int, files: int, all_files: int) -> None:
         if files == 2 and done < total:
@@ -146,6 +151,7 @@ def test_what_was_read_before_ctrl_c_is_kept(ranks: list[Path], tmp_path: Path, 
     assert len(opened) < 3
 
 
+@pytest.mark.slow
 def test_errors_and_a_folder_that_cannot_be_made_cost_nothing_else(ranks: list[Path], tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{}")

@@ -97,6 +97,7 @@ def without_files(found: TraceDocument) -> bytes:
     return encoded(found)
 
 
+@pytest.mark.slow
 def test_a_url_gives_the_document_of_the_same_files_in_a_folder(bucket: Any, tmp_path: Path) -> None:
     for name in bucket.find("/run"):
         (tmp_path / Path(name).name).write_bytes(bucket.cat(name))
@@ -155,6 +156,7 @@ def test_a_store_that_refuses_a_listing_or_is_unknown_is_one_line_each(locked: N
     assert not any("\n" in line for line in found.errors)
 
 
+@pytest.mark.slow
 def test_three_bad_objects_of_many_are_named_and_the_rest_is_answered(locked: None, bucket: Any) -> None:
     whole = packed(4, "c." * 20_000)
     bucket.pipe("/run/iteration_10/rank3_locked.json.gz", whole)
@@ -171,6 +173,7 @@ def test_three_bad_objects_of_many_are_named_and_the_rest_is_answered(locked: No
     assert "truncated" in {warning.code for warning in cut[0].warnings}, cut[0].warnings
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_read_again_from_its_beginning(bucket: Any) -> None:
     data = bytearray(packed(0, "c." * 20_000))
     data[len(data) // 2] ^= 0xFF
@@ -291,6 +294,7 @@ def test_a_word_with_a_scheme_is_a_url_and_numbers_in_it_are_sorted_as_numbers()
     assert sorted(urls, key=natural_order) == urls[::-1]
 
 
+@pytest.mark.slow
 def test_an_object_is_read_again_only_when_the_store_says_that_it_changed(bucket: Any, tmp_path: Path) -> None:
     def looked() -> int:
         analyze_files(find_traces([Url("memory://run")]).files, Options(cache=tmp_path / "kept"))

@@ -119,6 +119,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_the_ranks_compare_the_same_from_the_file_and_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = simulate(JOBS[name]).traces()

@@ -104,6 +104,7 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert find_traces([tmp_path]).files == ()
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("ab019._-", min_size=1, max_size=6), max_size=6))
 def test_any_names_can_be_sorted(names: list[str]) -> None:
     sorted(map(Path, names), key=natural_order)

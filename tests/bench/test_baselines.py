@@ -45,6 +45,7 @@ def test_horovods_first_size_is_judged_once_after_its_warm_up_and_all_of_it_coun
     assert second.step - first.step == pytest.approx(50, abs=2)
 
 
+@pytest.mark.slow
 def test_horovods_choices_are_chained() -> None:
     _, history = drive(make_baseline("gaussian-process", CONFIG), 3700, curve, BUCKET, COMPRESSION)
     order = [values["compression"] for values in history]

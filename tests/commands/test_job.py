@@ -90,6 +90,7 @@ def test_what_is_not_known_is_said_beside_what_is() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_traces_that_are_here_are_analyzed_at_once_and_others_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

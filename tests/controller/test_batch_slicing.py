@@ -22,6 +22,7 @@ def test_the_drawing_of_the_docstring_is_what_comes_out() -> None:
     assert cuts == [BatchSlices(0, 1, 0.4, 5), BatchSlices(1, 3, 0.1, 2), BatchSlices(3, 4, 0.5, 6)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=20),
     st.integers(1, 40),

@@ -174,6 +174,7 @@ def test_a_burst_of_another_job_is_no_jump(pace_ms: float, burst: int) -> None:
         assert not _jumps(steps + _steps(100, pace_ms, 0.02, seed + 50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_steps_that_are_long_now_and_then_are_no_jump(share: float) -> None:
     for seed in range(5):

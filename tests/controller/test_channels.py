@@ -68,6 +68,7 @@ def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
     assert not kept(GlooTransport(0, 1, subgroup_of(0, 1)), is_taken=is_taken)[0]
 
 
+@pytest.mark.slow
 def test_so_does_the_road_of_the_votes() -> None:
     road: Any = VoteChannel(0, 1)
     road._group = group = Group()

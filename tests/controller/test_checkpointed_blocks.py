@@ -104,6 +104,7 @@ def measured(net: nn.Module, **options: Any) -> CheckpointedBlocksActuator:
     return knob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wraps", [True, False])
 def test_gradients_are_equal_to_the_bit_whatever_is_turned_while_it_is_measured_and_after(wraps: bool) -> None:
     expected = train(stack(wraps=wraps), 14)
@@ -138,6 +139,7 @@ def test_checkpointed_blocks_can_be_differentiated_by_torch_func() -> None:
     assert all(map(torch.equal, derive(), expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wraps", [True, False])
 def test_so_many_blocks_compute_again_the_first_ones(wraps: bool) -> None:
     net = stack(wraps=wraps)
@@ -159,6 +161,7 @@ def test_so_many_blocks_compute_again_the_first_ones(wraps: bool) -> None:
             knob.apply(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wraps", [True, False])
 def test_names_state_pickles_and_copies_of_the_model_stay_the_scripts(wraps: bool) -> None:
     net = stack(wraps=wraps)
@@ -177,6 +180,7 @@ def test_names_state_pickles_and_copies_of_the_model_stay_the_scripts(wraps: boo
         assert torch.equal(net.eval()(torch.ones(1, WIDTH)), net(torch.ones(1, WIDTH)))
 
 
+@pytest.mark.slow
 def test_what_a_block_keeps_is_measured_while_it_is_checkpointed() -> None:
     charged: list[int] = []
     wrapped, plain = measured(stack(), charged=charged), measured(stack(wraps=False))
@@ -194,6 +198,7 @@ def test_what_a_block_keeps_is_measured_while_it_is_checkpointed() -> None:
     assert charged[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wraps", [True, False])
 def test_where_gradients_are_accumulated_a_forward_is_measured_and_all_are_timed(wraps: bool) -> None:
     net = stack(wraps=wraps)
@@ -205,6 +210,7 @@ def test_where_gradients_are_accumulated_a_forward_is_measured_and_all_are_timed
     assert all(reading.again_ns for reading in knob._readings)
 
 
+@pytest.mark.slow
 def test_larger_inputs_than_the_measured_ones_keep_more() -> None:
     net = stack()
     knob = measured(net)
@@ -219,6 +225,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, folder: Path, available_kib: in
     monkeypatch.setattr(memory_limit, "KernelFiles", lambda: KernelFiles(proc=folder))
 
 
+@pytest.mark.slow
 def test_only_what_fits_is_offered_and_a_rank_without_room_votes_no(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -251,6 +258,7 @@ def test_activations_lie_where_offloaded_parameters_are_gathered() -> None:
     assert knob_of(net)._device.type == "cuda"
 
 
+@pytest.mark.slow
 def test_memory_that_gets_short_later_has_all_ranks_go_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = stack()
     knob = measured(net)
@@ -564,6 +572,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_would_not_be_exact_is_refused_with_the_reason_and_the_job_goes_on(case: str) -> None:
     make, reason = REFUSED[case]

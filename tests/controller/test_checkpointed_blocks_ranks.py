@@ -78,6 +78,7 @@ def test_losses_and_gradients_under_fsdp2_and_a_static_graph_of_ddp_are_equal_to
             assert rank["seen"] == other["seen"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_under_a_limit_of_memory_checkpointing_makes_a_larger_micro_batch_fit(run_ranks: Any) -> None:

@@ -80,6 +80,7 @@ def test_the_bench_prints_the_replayed_table_as_the_page_has_it() -> None:
     assert printed[2].split("|")[3:-1] == [" -1.56 (+3.12) "] * 2 * len(POLICIES)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is() -> None:
     gradients = gradient_bytes("stack10")

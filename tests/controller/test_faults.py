@@ -34,6 +34,7 @@ def test_ten_faults_at_random_points_leave_no_ranks_that_disagree() -> None:
     assert figures["switches"] > 10
 
 
+@pytest.mark.full
 def test_a_switch_that_is_not_taken_back_everywhere_is_seen_by_the_harness() -> None:
     assert any("ranks disagree" in wrong for wrong in run(4, seed=5, mode="broken")["wrong"])
 

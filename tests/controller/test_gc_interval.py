@@ -158,6 +158,7 @@ def test_intervals_begin_short_and_double() -> None:
     assert due == [2, 6, 14, 30, 46, 62, 78], "boundary 0 is that of the switch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 20])
 def test_new_objects_are_looked_at_when_due_and_all_of_them_if_they_grew(
     collector: list[int], monkeypatch: pytest.MonkeyPatch, parts: int
@@ -218,6 +219,7 @@ def test_a_script_that_takes_the_collector_over_gets_it(act: Any, caplog: pytest
         knob.apply(16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize(("freed", "objection"), [(100, Objection.MEMORY), (10, None)], ids=["garbage", "a cache"])
 def test_memory_that_fills_with_garbage_ends_it(
@@ -325,6 +327,7 @@ def test_only_the_time_that_a_step_took_longer_counts_as_a_stall() -> None:
     assert 4 < mean_ms < 50 / 8, "a lower bound of the mean"
 
 
+@pytest.mark.slow
 def test_what_scheduling_saves_is_taken_off_the_pace() -> None:
     cost = guard()
     for i in range(1024):
@@ -344,6 +347,7 @@ def test_what_scheduling_saves_is_taken_off_the_pace() -> None:
     assert (cost.automatic_ns() or 0) / MS == before_ms, "the aftermath of a trial does not count"
 
 
+@pytest.mark.slow
 def test_the_gain_is_the_share_of_the_step_with_its_collections_even_if_they_take_most_of_it() -> None:
     cost, model = guard(), GainModel(JobFacts("j", 2))
     for i in range(1024):
@@ -359,6 +363,7 @@ def test_the_gain_is_the_share_of_the_step_with_its_collections_even_if_they_tak
     assert 1 - scheduled.pace_ns / automatic.pace_ns == pytest.approx(before_ms / (20 + before_ms), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_collection_that_was_not_observed_is_not_counted_as_free() -> None:
     cost = guard()
     for i in range(1024):
@@ -430,6 +435,7 @@ def tuned(per_step_ms: float, stall_ms: float, seed: int, steps: int = 1500) -> 
     return values, [record for record in records if isinstance(record, Verdict)]
 
 
+@pytest.mark.slow
 def test_the_policy_keeps_what_saves_time() -> None:
     for seed in range(5):
         values, verdicts = tuned(per_step_ms=0.2, stall_ms=120, seed=seed)
@@ -438,6 +444,7 @@ def test_the_policy_keeps_what_saves_time() -> None:
         assert 0.01 < (kept[0].measured_gain_ratio or 0) < 0.1, "at most what collections took: 9 % of the step"
 
 
+@pytest.mark.slow
 def test_the_policy_keeps_nothing_where_scheduling_costs_as_much() -> None:
     """10 ms a step are what automatic stalls of 120 ms in 12 steps take."""
     for seed in range(10):

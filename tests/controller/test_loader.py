@@ -45,7 +45,8 @@ def no_workers_are_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # How often torch looks whether workers live, and how long it waits for one that does not end by itself: 5 s.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     yield
-    gc.collect()
+    if multiprocessing.active_children():
+        gc.collect()
     deadline = time.monotonic() + 10
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.05)

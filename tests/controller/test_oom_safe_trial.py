@@ -254,6 +254,7 @@ def test_what_cannot_be_redone_is_raised() -> None:
         job.step()
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_script_s_in_a_scratch_pass_bars_the_size_and_comes_again() -> None:
     job = Job(2, cap=0)
     job.error = lambda: ValueError("the script's own mistake")
@@ -263,6 +264,7 @@ def test_a_mistake_of_the_script_s_in_a_scratch_pass_bars_the_size_and_comes_aga
     assert job.reasons == ["micro_batch 4 is barred and 2 in force again: ValueError: the script's own mistake"]
 
 
+@pytest.mark.slow
 def test_a_scaler_keeps_its_scale() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     job = Job(2, scaler=scaler, cap=3)
@@ -345,6 +347,7 @@ def test_a_size_that_is_predicted_not_to_fit_is_not_even_tried(monkeypatch: pyte
     assert MemoryForecast(torch.device("cpu")).refuse(1, 2**40) is None
 
 
+@pytest.mark.slow
 def test_a_size_that_fits_with_nothing_to_spare_is_barred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statm = tmp_path / "statm"
     statm.write_text("9000 1900 5 1 0 7 0\n")

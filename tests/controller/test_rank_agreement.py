@@ -121,6 +121,7 @@ def test_a_vote_that_does_not_come_is_waited_for_once_and_for_a_moment() -> None
     assert group.subjects == [VoteSubject.VOTE], "no frame is sent before it came"
 
 
+@pytest.mark.slow
 def test_long_steps_have_their_votes_waited_for_no_longer_than_the_bound() -> None:
     agreement, _ = started(step_ns=10_000_000_000)
     agreement.decide(lambda held: True)

@@ -67,6 +67,7 @@ def test_advice_turns_nothing(name: str) -> None:
     assert records[-1].state == "advising"
 
 
+@pytest.mark.slow
 def test_our_own_policy_loads_no_other_and_none_loads_numpy() -> None:
     code = (
         "import sys, pacecar.controller.policy.tuning_policy as p\n"

@@ -173,6 +173,7 @@ def test_a_trial_that_waits_for_its_budget_does_not_vote_beyond_it() -> None:
     assert job.worst <= 1.0
 
 
+@pytest.mark.slow
 def test_a_gain_is_found_and_kept_though_a_trial_has_to_be_stretched() -> None:
     job = Job(0.01, 110 * MS, lambda rank: 25 * MS, vote_ns=MS // 4).run(
         2500, saves=lambda value: 0.15 if value == 16 else 0.0

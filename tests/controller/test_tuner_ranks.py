@@ -59,6 +59,7 @@ def test_both_knobs_turn_again_and_again_at_the_same_step_on_two_ranks(two_ranks
     check_turns(two_ranks["turns"])
 
 
+@pytest.mark.full
 def test_both_knobs_turn_again_and_again_at_the_same_step_on_three_ranks(run_ranks: Any) -> None:
     ranks = run_ranks("job_tuner.py", 3, [{"steps": 100, "holes": True}])[0]
     check_turns(ranks)

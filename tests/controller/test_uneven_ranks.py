@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,33 @@ def alone(job: dict[str, Any]) -> dict[str, Any]:
     return {**BASE, "steps": job["steps"], "kind": job.get("kind", "ddp"), "tune": None}
 
 
+LEFT = {
+    "closes when a vote is out", "closes after a switch", "closes at rest", "ends its block by an exception",
+    "leaves out the next one", "accumulates and closes in a trial", "cuts batches and closes in a trial",
+    "FSDP2: all close in a trial", "closes in a loop of plain all-reduces",
+}  # fmt: skip
+"""Jobs that `make test` leaves to `make test-all`: each differs in one thing from one that it runs."""
+
+
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Ask about each of these jobs."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.full if name in LEFT else ()) for name in names]
+    )
+
+
 @pytest.fixture(scope="module")
-def jobs() -> dict[str, tuple[list[Rank], list[Rank]]]:
-    """Each job tuned and alone, in the same two processes."""
-    tuned = [{**BASE, **job, "tune": "exact"} for job in JOBS.values()]
+def jobs(request: pytest.FixtureRequest) -> dict[str, tuple[list[Rank], list[Rank]]]:
+    """Each job tuned and alone, in the same two processes; those of LEFT only if one of them is asked about."""
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in JOBS if name not in LEFT or asked & LEFT]
+    tuned = [{**BASE, **JOBS[name], "tune": "exact"} for name in names]
     plain = {json.dumps(alone(job)): alone(job) for job in tuned}
     answers = heard(launched([*plain.values(), *tuned], 2))
     of_plain = dict(zip(plain, answers, strict=False))
     return {
         name: (answer, of_plain[json.dumps(alone(job))])
-        for name, job, answer in zip(JOBS, tuned, answers[len(plain) :], strict=True)
+        for name, job, answer in zip(names, tuned, answers[len(plain) :], strict=True)
     }
 
 
@@ -104,7 +121,7 @@ def same(tuned: Sequence[Rank], alone: Sequence[Rank], job: dict[str, Any]) -> N
             assert mine["weights"] == theirs["weights"], job
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each(JOBS)
 def test_the_job_trains_on_to_the_same_losses(jobs: Any, name: str) -> None:
     same(*jobs[name], JOBS[name])
 
@@ -112,7 +129,7 @@ def test_the_job_trains_on_to_the_same_losses(jobs: Any, name: str) -> None:
 CLOSES = [name for name in JOBS if JOBS[name]["what"] in ("close", "block") and JOBS[name].get("kind") != "plain"]
 
 
-@pytest.mark.parametrize("name", CLOSES)
+@each(CLOSES)
 def test_all_ranks_keep_the_same_values_and_each_says_one_line_at_most(jobs: Any, name: str) -> None:
     tuned, _ = jobs[name]
     for rank in {**BASE, **JOBS[name]}["who"]:
@@ -123,7 +140,7 @@ def test_all_ranks_keep_the_same_values_and_each_says_one_line_at_most(jobs: Any
     assert max(rank["slowest"] for rank in tuned) < 20.0
 
 
-@pytest.mark.parametrize("name", [name for name in CLOSES if "who" not in JOBS[name] or len(JOBS[name]["who"]) == 1])
+@each([name for name in CLOSES if "who" not in JOBS[name] or len(JOBS[name]["who"]) == 1])
 def test_where_one_closes_the_other_says_why_it_tunes_no_more(jobs: Any, name: str) -> None:
     tuned, _ = jobs[name]
     who = {**BASE, **JOBS[name]}["who"][0]
@@ -134,7 +151,7 @@ def test_where_one_closes_the_other_says_why_it_tunes_no_more(jobs: Any, name: s
             assert all(f"; {knob} stays at " in line and " before)" in line for knob in rank["knobs"]), line
 
 
-@pytest.mark.parametrize("name", [name for name in CLOSES if JOBS[name].get("who") == [0, 1]])
+@each([name for name in CLOSES if JOBS[name].get("who") == [0, 1]])
 def test_where_all_close_in_a_trial_after_the_same_step_all_go_back_to_what_is_proven(jobs: Any, name: str) -> None:
     tuned, _ = jobs[name]
     assert len({rank["did_at"] for rank in tuned}) == 1, "after the same step"

@@ -13,6 +13,7 @@ from tests.controller.whole_tuner import WholeTuner
 CASES = replay.all_cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_orders", [False, True])
 @pytest.mark.parametrize("seed", [3, 12, 17, pytest.param(38, marks=pytest.mark.full)])
 def test_records_of_a_whole_tuner_belong_together_and_repeat(seed: int, has_orders: bool) -> None:

@@ -41,6 +41,7 @@ def test_a_rank_whose_share_would_be_zero_is_refused_by_name() -> None:
 works = st.builds(RankWork, st.integers(0, 50), st.integers(1, 50), st.just(4))
 
 
+@pytest.mark.slow
 @given(st.lists(works, min_size=2, max_size=3))
 def test_no_other_shares_are_faster(ranks: list[RankWork]) -> None:
     total = 4 * len(ranks)
@@ -58,6 +59,7 @@ def test_no_other_shares_are_faster(ranks: list[RankWork]) -> None:
     assert longest_ns(ranks, shares) == min(busy)
 
 
+@pytest.mark.slow
 @given(st.lists(st.builds(RankWork, st.integers(0, 50), st.integers(1, 50), st.integers(1, 9)), min_size=1, max_size=6))
 def test_samples_go_one_by_one_to_the_rank_that_would_then_take_least(ranks: list[RankWork]) -> None:
     shares = [0] * len(ranks)

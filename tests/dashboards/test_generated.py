@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STALE = "run `make dashboards` and commit what it wrote"
 
 
+@pytest.mark.slow
 def test_committed_dashboards_are_the_drawn_ones(tmp_path):
     pytest.importorskip("grafanalib", reason="the extra `dashboards` is not installed")
     drawn = {path.name: path.read_text(encoding="utf-8") for path in generate(tmp_path)}
@@ -58,6 +59,7 @@ def test_without_grafanalib_the_message_names_what_to_install(tmp_path, monkeypa
         generate(tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_the_room_does_not_import_grafanalib():
     code = "import sys, pacecar.dashboards, pacecar.dashboards.reference; print('grafanalib' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -89,6 +91,7 @@ def test_alerts_can_lead_to_a_page_of_ones_own(tmp_path):
     assert links[0]["runbook_url"] == "https://wiki.example.com/pacecar#pacecargpuxid"
 
 
+@pytest.mark.slow
 def test_a_page_that_would_break_the_file_is_refused(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "pacecar", "dashboards", "export", str(tmp_path / "new"), "--runbook-url", "x: \"y"],

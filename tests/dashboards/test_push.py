@@ -111,6 +111,7 @@ def push(url: str, *options: str, **variables: str) -> subprocess.CompletedProce
     return ran
 
 
+@pytest.mark.slow
 def test_every_dashboard_arrives_as_it_is_committed(grafana):
     server = grafana()
     ran = push(server.url)
@@ -142,6 +143,7 @@ def test_a_user_logs_in_with_the_password_of_the_environment(grafana):
     assert {headers["Authorization"] for _, _, headers, _ in server.asked} == {basic}
 
 
+@pytest.mark.slow
 def test_half_success_names_what_is_missing_and_pushes_the_rest(grafana):
     def rule(server: Standin, path: str, body: Any) -> Answer | None:
         if body and body.get("dashboard", {}).get("uid") == "pacecar-job":

@@ -148,6 +148,7 @@ def size(text: str) -> float:
     return float(found[1]) * SIZES[found[2]]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_exits(site: Site, figures: Figures) -> None:
     """No command fails, and none prints a traceback."""

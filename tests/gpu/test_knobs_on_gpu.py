@@ -42,6 +42,7 @@ def gains(seconds: dict[str, list[float]]) -> list[float]:
     return [1 - b / a for a, b in zip(seconds["A"], seconds["B"], strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.exclusive
 def test_checkpointed_blocks(jobs: Jobs, is_real: bool, figures: Figures) -> None:
     """Activations that blocks keep take the memory estimated; losses and gradients stay the same to the bit."""
@@ -70,6 +71,7 @@ def test_fsdp_reshard(jobs: Jobs, figures: Figures) -> None:
     assert found["is_equal"]
 
 
+@pytest.mark.full
 @pytest.mark.exclusive
 def test_gc_interval(jobs: Jobs, is_real: bool, figures: Figures) -> None:
     """Collections at step boundaries spare a job with a million objects the long ones, and are undone."""
@@ -81,6 +83,7 @@ def test_gc_interval(jobs: Jobs, is_real: bool, figures: Figures) -> None:
         assert min(gains(found["seconds"])) > 0
 
 
+@pytest.mark.full
 @pytest.mark.exclusive
 def test_work_share(jobs: Jobs, figures: Figures) -> None:
     """Samples of a rank at half speed move to the other by the device's times; the mean losses stay the same."""

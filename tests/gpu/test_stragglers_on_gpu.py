@@ -108,6 +108,7 @@ def named(act: str, job: Job, figures: Figures) -> set[int | None]:
     return {one.late_rank for one in found if not one.ended}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_healthy(job: Job, is_real: bool, figures: Figures) -> None:
     """Where two ranks on one GPU do the same, pacecar names neither of them."""

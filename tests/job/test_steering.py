@@ -180,6 +180,7 @@ def run_until_kept(folder: Path, options: dict[str, Any]) -> None:
             job.kill()
 
 
+@pytest.mark.full
 def test_a_run_remembers_and_the_next_one_tries_that_first(tmp_path: Path) -> None:
     """Micro-batches of 1 are slow wherever the tests run; the second run begins with the better ones.
 

@@ -95,6 +95,7 @@ def test_with_all_of_it_gone_or_upgraded_at_any_moment_the_job_trains_on() -> No
         assert said["attach", "*", moment].errors == "", "what was attached needs no import any more"
 
 
+@pytest.mark.full
 def test_each_module_may_be_missing_from_some_moment_on() -> None:
     """An eighth of the modules; ways and moments alternate.  All combinations: below."""
     names = [

@@ -335,6 +335,7 @@ def test_a_child_is_in_the_network_and_mounts_of_its_asker(forked: str) -> None:
     assert not {os.readlink(file) for file in files} & {*child}
 
 
+@pytest.mark.slow
 def test_a_child_holds_nothing_of_another(forked: str) -> None:
     others = [start(forked)[0] for _ in range(3)]
     run_same(forked, "-c", "import os; print(len(os.listdir('/proc/self/fd')))")
@@ -423,6 +424,7 @@ def test_the_paths_own_sitecustomize_runs_before_the_script_and_its_failure_is_s
         assert done.err.startswith("Error in sitecustomize")
 
 
+@pytest.mark.slow
 def test_random_numbers_are_new_in_each_child_and_sources_can_be_read(forked: str, tmp_path: Path) -> None:
     drawn = [run(forked, "-c", "import random; print(random.random())").out for _ in range(2)]
     assert drawn[0] != drawn[1]
@@ -468,6 +470,7 @@ def ask(user: subprocess.Popen[str]) -> str:
     return heard(user)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "1 / 0"])
 def test_the_server_and_its_children_end_with_who_started_it(used: dict[str, str], end: str) -> None:
     waits = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(1000)"
@@ -489,6 +492,7 @@ def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(used: 
     assert not Path(program).parent.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_asked_for_while_it_ends_goes_on(used: dict[str, str]) -> None:
     first = use(used)
     program, server = ask(first).split()

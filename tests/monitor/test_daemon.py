@@ -197,6 +197,7 @@ def test_a_hanging_collector_stops_neither_the_scrape_nor_the_others_nor_the_end
     hanging.release.set()
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_the_deadline_of_a_long_period(make_config):
     hanging = Hanging()
     hanging.hang = True
@@ -208,6 +209,7 @@ def test_stopping_does_not_wait_for_the_deadline_of_a_long_period(make_config):
     hanging.release.set()
 
 
+@pytest.mark.slow
 def test_a_scrape_reads_nothing(start, machine):
     """Between two ticks every scrape returns the same numbers."""
     reads = []
@@ -324,6 +326,7 @@ def test_a_host_that_is_not_ours_is_named(make_config):
         Daemon(make_config(host="192.0.2.1")).start()
 
 
+@pytest.mark.slow
 def test_a_socket_in_use_is_named_and_the_port_given_back(make_config, start):
     first = start()
     second = Daemon(make_config())
@@ -332,6 +335,7 @@ def test_a_socket_in_use_is_named_and_the_port_given_back(make_config, start):
     assert get(first.port, "/-/healthy").status == 200
 
 
+@pytest.mark.slow
 def test_closing_frees_port_socket_and_threads(make_config, tmp_path):
     before = set(threading.enumerate())
     daemon = Daemon(make_config())
@@ -345,6 +349,7 @@ def test_closing_frees_port_socket_and_threads(make_config, tmp_path):
     daemon.close()  # twice is once
 
 
+@pytest.mark.slow
 def test_name_parameter_restricts_the_scrape(start, steady):
     daemon = start([steady()])
     text = scrape(daemon.port, "/metrics?name[]=pacecar_daemon_ticks_total")
@@ -366,6 +371,7 @@ def test_disabled_collectors_do_not_run(make_config):
     assert names == [name for name in everything if name not in ("gpu", "disk")]
 
 
+@pytest.mark.slow
 def test_sample_once_has_rates(make_config):
     snapshot = sample_once(make_config())
     names = {sample.metric for sample in snapshot.samples()}

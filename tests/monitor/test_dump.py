@@ -79,6 +79,7 @@ def test_a_damaged_file_is_one_line_and_can_be_salvaged(daemon, tmp_path):
     assert run("--show", str(cut), "--note", "x").exit_code == 2
 
 
+@pytest.mark.slow
 def test_only_root_and_the_daemons_user_may(daemon, monkeypatch):
     assert may_dump(0, 1000)
     assert may_dump(1000, 1000)
@@ -91,6 +92,7 @@ def test_only_root_and_the_daemons_user_may(daemon, monkeypatch):
     assert "only root and the daemon's own user" in done.output
 
 
+@pytest.mark.slow
 def test_without_a_recorder_and_without_a_daemon(daemon, tmp_path):
     running = daemon(recorder=False)
     done = run("--socket", running.socket)
@@ -109,6 +111,7 @@ def test_where_recordings_go(monkeypatch, tmp_path):
         load_config(file, environ={})
 
 
+@pytest.mark.slow
 def test_a_hook_and_an_endless_note_are_refused(daemon, hooks, make_hello):
     running = daemon()
     hook = hooks(running.socket)

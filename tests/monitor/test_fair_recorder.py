@@ -167,6 +167,7 @@ def test_xids_push_out_what_users_reported_but_leave_them_a_quarter(tmp_path):
     assert sum("xid" in name for name in names) == 8
 
 
+@pytest.mark.slow
 def test_many_small_files_are_shared_out_by_number(tmp_path):
     shelf = RecordingFolder(tmp_path / "rec", bytes_max=10**9)
     first = put(shelf, "xid", 1)

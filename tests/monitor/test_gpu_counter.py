@@ -87,6 +87,7 @@ def test_a_total_never_falls(values, bits):
     assert totals == sorted(totals)
 
 
+@pytest.mark.slow
 @given(st.integers(0, TOP - 1), st.lists(st.integers(0, TOP // 2 - 1), max_size=20))
 def test_steps_below_half_a_round_add_up_over_any_number_of_wraps(start, steps):
     counter, at = GpuCounter(), start

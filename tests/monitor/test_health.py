@@ -49,11 +49,13 @@ def health(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["health", *arguments])
 
 
+@pytest.mark.slow
 def test_a_daemon_that_ticks_is_healthy(start):
     done = health("--socket", start().socket)
     assert (done.exit_code, done.output) == (0, "ok\n")
 
 
+@pytest.mark.slow
 def test_old_numbers_are_named_and_are_not_healthy(start):
     clock = JumpingClock()
     daemon = start(clock, period_seconds=10.0)
@@ -83,6 +85,7 @@ def test_no_daemon_and_one_that_does_not_answer_are_not_healthy(tmp_path):
     assert "does not answer within 0.1 s" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_does_not_ask_for_health(start, hooks, make_hello):
     daemon = start()
     hook = hooks(daemon.socket)
@@ -90,6 +93,7 @@ def test_a_rank_does_not_ask_for_health(start, hooks, make_hello):
     until(lambda: daemon._socket_server.refused()[Refusal.MALFORMED] == 1, "the frame is refused")
 
 
+@pytest.mark.slow
 def test_it_needs_no_certificate_and_no_password(start, tmp_path):
     bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
     openssl = shutil.which("openssl")

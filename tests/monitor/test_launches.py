@@ -172,6 +172,7 @@ def test_a_hang_of_one_job_does_not_hide_that_of_its_namesake():
 # --- refused hooks are told why --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_daemon_does_not_show_is_told_why_once(tmp_path, hooks, make_hello, make_step):
     board = DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=900)
     with running_inbox(tmp_path / "s", board) as inbox:

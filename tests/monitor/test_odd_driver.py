@@ -133,6 +133,7 @@ def test_a_counter_of_zero_once_is_missing_and_moves_no_total(field, metric, fac
     assert seen == [None if value == 0 else value * factor for value in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("field", [ENERGY, FieldId(3)], ids=["fast", "slow"])
 def test_a_counter_that_the_driver_does_not_know_once_moves_no_total(field, unknown, node):

@@ -141,6 +141,7 @@ def test_viewers_hold_no_thread_and_one_too_many_gets_the_place_of_the_first(dae
     nobody_looks(daemon)
 
 
+@pytest.mark.slow
 def test_the_daemon_stops_while_viewers_look_on(tmp_path, steady):
     with running_daemon(tmp_path, [steady()]) as daemon:
         stream = Stream(daemon.port)  # the daemon ends while the viewer is there; its end of the stream is closed

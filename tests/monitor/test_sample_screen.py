@@ -180,6 +180,7 @@ def test_place_by_place_gives_what_looking_up_everything_gives(ticks):
         assert len(sound) + len(refusals) == len(samples)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30))
 def test_a_counter_that_is_served_lower_was_below_at_two_readings(values):
     shown = forks(*values)

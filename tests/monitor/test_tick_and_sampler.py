@@ -120,6 +120,7 @@ def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(start_sampl
     assert values_of(sampler, "pacecar_collector_failures_total") == {"odd": 1, "steady": 0}
 
 
+@pytest.mark.slow
 def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(start_sampler, steady):
     hanging, other = Hanging(), steady()
     sampler = start_sampler(hanging, other, deadline_seconds=0.3)

@@ -45,6 +45,7 @@ def pool(jobs):
     until(lambda: pool.stop(1), "all have ended")
 
 
+@pytest.mark.slow
 def test_jobs_that_return_share_one_thread_in_order(pool, jobs):
     for turn in range(50):
         for name in range(10):

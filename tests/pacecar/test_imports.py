@@ -41,6 +41,7 @@ def test_the_daemon_does_not_load_torch() -> None:
     assert not loaded & {"torch", "numpy", "grafanalib", "rich"}
 
 
+@pytest.mark.slow
 def test_help_loads_no_room() -> None:
     statement = (
         "import pacecar.commands.main\nfrom click.testing import CliRunner\n"

@@ -211,6 +211,7 @@ CUT = st.tuples(st.sampled_from(LINES), st.integers(0, 160), st.integers(0, 40),
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(lines=st.lists(st.one_of(st.sampled_from(LINES), CUT, st.binary(max_size=80)), max_size=15))
 def test_any_bytes_are_read(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:

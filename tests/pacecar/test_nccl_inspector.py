@@ -139,6 +139,7 @@ def test_of_a_large_file_the_end_is_read_and_that_is_said(tmp_path: Path) -> Non
     assert figures.notes == (f"{path}: only the last 1 MiB were read, from which lines are counted",)
 
 
+@pytest.mark.slow
 def test_rows_are_bounded(tmp_path: Path) -> None:
     path = write_inspector(tmp_path, [inspector_line(id=hex(one)) for one in range(ROWS_MAX + 5)])
     figures = read(tmp_path)
@@ -240,6 +241,7 @@ def torn(cut: tuple[int, int, bytes]) -> bytes:
     return GOOD[: cut[0]] + cut[2] + GOOD[cut[0] + cut[1] :]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(lines=st.lists(st.one_of(st.just(GOOD), st.builds(torn, CUTS), st.binary(max_size=200)), max_size=12))
 def test_any_bytes_are_read_or_left_out(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -138,6 +138,7 @@ def test_an_answer_that_could_not_be_shown_is_refused(true: bytes, forged: bytes
         parse_ras(HEALTHY.replace(true, forged, 1))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_damaged_answer_is_an_error_or_still_a_status(data: st.DataObject) -> None:
     whole = ras_answer({0: 7, 1: 6}, missing={2: True})

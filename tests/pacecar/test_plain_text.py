@@ -39,6 +39,7 @@ class Plain:
     numbers: list[int]
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_what_is_clean_is_one_printable_line_of_the_same_length(text):
     shown = clean(text)

@@ -24,6 +24,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
     )
 
 
+@pytest.mark.slow
 @given(ledgers())
 def test_the_headings_sum_to_the_wall_time(ledger: Ledger) -> None:
     assert sum(ledger.parts().values()) == ledger.wall_ns

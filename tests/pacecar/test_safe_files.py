@@ -100,6 +100,7 @@ def test_relative_paths_dots_and_links_of_ones_own_lead_where_they_do_elsewhere(
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_strangers_pipe_is_replaced_or_refused_but_gets_nothing(tmp_path: Path) -> None:
     with commons() as public:

@@ -142,6 +142,7 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_importing_every_module_looks_nothing_up() -> None:
     """A name that a future torch lacks must not matter before its use."""

@@ -112,6 +112,7 @@ def test_garbage_is_refused_and_never_raises_anything_else(garbage: bytes) -> No
         decode_frame(garbage)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_frame_with_a_flipped_byte_is_refused_or_still_a_record(data: st.DataObject) -> None:
     frame = bytearray(encode_frame(step_record()))

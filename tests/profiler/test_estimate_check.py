@@ -108,6 +108,7 @@ def test_the_error_is_a_distance_between_none_and_all_of_the_step(one, other):
     assert sum(check(a, b).heading_errors_ns.values()) == 0
 
 
+@pytest.mark.slow
 def test_a_running_job_checks_its_estimate_at_every_window_after_the_first(job, sink, attach):
     hook = attach(job)
     job.run(40)

@@ -179,6 +179,7 @@ def test_a_compiled_model_is_never_counted():
         assert loop.flops.reason == "torch.compile is in use"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # dynamo looks at .grad of what is not a leaf
 def test_a_compiled_function_inside_is_seen_and_compiled_as_ever():
     inner = torch.compile(lambda x: x @ x.t(), backend="eager")

@@ -122,6 +122,7 @@ def test_whatever_the_budget_puts_off_no_two_ranks_of_eight_open_windows_at_once
     assert max(steps[0] for steps in taken) < (BASELINE_STEPS if on_device else 3) + 8 * disturbed
 
 
+@pytest.mark.slow
 @given(st.integers(0, 20), st.integers(1, 20), st.integers(1, 300), st.integers(0, 1000))
 def test_the_next_turn_is_the_first_that_is_one(rank, world_size, interval, step):
     turn = turn_of(rank % world_size, world_size, warmup_steps=3, interval_steps=interval)

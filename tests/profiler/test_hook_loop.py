@@ -324,6 +324,7 @@ def test_a_checkpoint_holds_the_steps_before_it_unless_it_failed(job, attach, si
     assert sink.steps[-1].saved_steps == 2
 
 
+@pytest.mark.slow
 def test_evaluation_lasts_to_the_next_step_without_the_checkpoint_in_it(job, attach, sink):
     hook = attach(job)
     job.run(2)

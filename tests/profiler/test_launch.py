@@ -65,6 +65,7 @@ def test_one_process_has_a_launch_of_its_own_however_often_it_attaches() -> None
     assert len(first.launch) == 16
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_another_launch(tmp_path: Path) -> None:
     (tmp_path / "fork.py").write_text(
         "import os\nfrom pacecar.profiler.hook.identity import launch_of\n"
@@ -134,6 +135,7 @@ class Silent:
         return b""
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     store = Silent()
     before = time.monotonic()

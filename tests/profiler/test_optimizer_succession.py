@@ -42,6 +42,7 @@ def hook(job, attach):
     return attach(job, config=QUIET)
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_for_the_same_model_goes_on_with_the_steps_from_its_first_one(job, hook, sink):
     for _ in range(5):
         run(job, 20, job.optimizer)
@@ -54,6 +55,7 @@ def test_a_new_optimizer_for_the_same_model_goes_on_with_the_steps_from_its_firs
     assert records[-1].total_steps == 100
 
 
+@pytest.mark.slow
 def test_the_old_optimizer_is_not_kept_alive_not_even_until_the_new_one_steps(job, hook):
     run(job, 5, job.optimizer)
     old = weakref.ref(job.optimizer)
@@ -89,6 +91,7 @@ def test_layers_that_share_nothing_with_those_before_are_followed_at_once_where_
     assert hook.step == before + 40
 
 
+@pytest.mark.slow
 def test_optimizers_of_other_models_end_no_step_and_take_nothing_over(job, hook):
     other = nn.Linear(48, 4)
     critic = adam(other)
@@ -125,6 +128,7 @@ def test_a_critic_in_the_same_model_may_make_a_hundred_steps_for_each_of_the_gen
     assert hook.step == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_two_optimizers_of_the_same_parameters_that_take_turns_are_one_step_an_iteration(job, attach, first):
     other = adam(job.model[:4])

@@ -257,6 +257,7 @@ def test_the_threads_of_this_torch_are_known_and_work_until_the_last_rank_has_co
     pause.end()
 
 
+@pytest.mark.slow
 @needs_system_calls
 def test_a_session_that_must_end_now_waits_for_the_collectives(lone_rank: None) -> None:
     pair, profiler = Pair(), WindowProfiler(on_device=False)
@@ -324,6 +325,7 @@ def exact_steps(sink: Any) -> list[int]:
     return [record.step for record in sink.steps if record.source == "exact"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [0, 1, 2, 9, 40])
 def test_a_window_is_read_at_the_first_boundary_at_which_the_threads_have_rested(
     lone_rank: None, job: Any, attach: Any, sink: Any, monkeypatch: pytest.MonkeyPatch, looks: int
@@ -371,6 +373,7 @@ def test_a_window_whose_threads_never_rest_is_dropped_and_the_job_is_measured_wi
     assert inspect(hook).failures == 0
 
 
+@pytest.mark.slow
 def test_a_device_window_amid_collectives_on_the_host_is_dropped(
     lone_rank: None, job: Any, attach: Any, sink: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

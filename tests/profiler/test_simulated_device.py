@@ -196,6 +196,7 @@ def test_a_clock_that_jumps_back_leaves_its_step_unknown_and_no_phase_empty(cuda
     assert said(caplog) == []
 
 
+@pytest.mark.slow
 def test_events_that_say_so_fifty_steps_late_cost_no_step_its_times(cuda, attach, sink, caplog):
     job = DeviceJob(cuda, **LOOPS["plain"])
     cuda.late_ns = 50 * 2 * MS

@@ -401,6 +401,7 @@ def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     assert hook.windows.may_open()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(attach):
     def own(*_):
@@ -419,6 +420,7 @@ def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(at
     assert hook.budget.windows == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_profile_function_that_the_job_sets_amid_a_slice_stays(attach):
     def own(*_):

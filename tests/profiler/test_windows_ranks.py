@@ -91,6 +91,7 @@ def steps_in(path):
     return {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
 
 
+@pytest.mark.full
 def test_a_trace_that_is_asked_for_holds_the_same_steps_of_all_ranks_with_windows_on(tmp_path, daemon):
     sock, process = daemon
     run = tmp_path / "run"

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from pacecar.analysis.align.collective_matching import Events, Matched
 from pacecar.analysis.all_ranks.model_input import _joins
@@ -32,6 +33,7 @@ def seconds(ranks: int) -> float:
     return took
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_group_take_as_long_with_many_ranks_as_with_few() -> None:
     few = min(seconds(2**6) for _ in range(3))
     many = min(seconds(2**12) for _ in range(3))

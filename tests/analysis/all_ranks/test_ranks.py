@@ -21,7 +21,7 @@ from tests.analysis.trace.traces import trace_file
 from tests.analysis.trace.writing import codes
 from tests.kit.simulated_jobs import Job, Layout, simulate
 
-few = settings(max_examples=40)
+few = settings(max_examples=25)
 """A job of four ranks takes 30 ms to analyze."""
 
 DLRM = "param_dlrm_8xV100"
@@ -90,6 +90,7 @@ def test_caused_waits_are_the_waits_of_the_collectives_somebody_was_late_to(trac
     assert sum(share.caused_wait_ns for share in job.shares) == waits
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @few
 @given(jobs(), st.randoms(use_true_random=False))
@@ -147,6 +148,7 @@ def test_a_rank_given_twice_counts_once() -> None:
     assert len(job.instances) == 1
 
 
+@pytest.mark.slow
 def test_of_two_recordings_only_one_is_compared_though_it_lacks_a_rank() -> None:
     first = simulate(Job(layout=Layout(data=4), steps=4, seed=1)).traces()
     second = [

@@ -61,6 +61,7 @@ def test_where_much_of_a_bucket_is_latency_larger_ones_save_it() -> None:
     assert answer.saved_ns == pytest.approx(true, abs=answer.error_ns)
 
 
+@pytest.mark.slow
 def test_buckets_of_one_size_are_not_answered_and_that_is_said() -> None:
     found = analyzed(simulate(job(6, 2, NCCL)).traces())
     assert saved_of(found) == []

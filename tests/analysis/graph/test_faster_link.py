@@ -65,6 +65,7 @@ def test_where_the_times_do_not_show_it_the_error_covers_both(shared: bool) -> N
     assert abs(answer.saved_ns - true_ns(2e9, shared=shared)) <= answer.error_ns
 
 
+@pytest.mark.slow
 def test_collectives_that_take_turns_share_nothing() -> None:
     assert shared_sets(modelled(simulate(job(2e9, shared=True, threads=1)).traces()).graph) == []
 

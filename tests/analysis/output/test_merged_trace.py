@@ -160,6 +160,7 @@ def test_of_too_many_rows_the_shortest_are_left_out_and_that_is_said(
     assert label == f"the {count - 10} shortest of {count} rows are left out"
 
 
+@pytest.mark.slow
 def test_our_own_reader_takes_it_for_a_trace_without_work(slow: Analysis, tmp_path: Path) -> None:
     events_of(slow, tmp_path / "out.json")
     trace = read_trace(tmp_path / "out.json")

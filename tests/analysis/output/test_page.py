@@ -66,12 +66,14 @@ def test_waiting_is_a_share_of_the_time_in_collectives_also_where_two_wait_at_a_
     assert "waiting90.0 %of the time in collectives" in text_of(analysis_page(replace(slow, document=document)))
 
 
+@pytest.mark.slow
 def test_of_a_healthy_job_it_says_nobody() -> None:
     page = analysis_page(healthy())
     assert lead_of(page) == "No rank holds the job up."
     assert "holds the job up, in" not in text_of(page)
 
 
+@pytest.mark.slow
 def test_where_the_model_explains_too_little_it_says_that_it_cannot_be_told() -> None:
     analysis = healthy()
     job = analysis.document.job

@@ -58,6 +58,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_lists_are_those_of_the_csv_files(job: tuple[Analysis, Path]) -> None:
     analysis, folder = job
     tables = csv_tables(analysis.document)
@@ -113,6 +114,7 @@ def test_a_second_trace_of_a_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert [len(rows_of(tmp_path / "out" / "device_rows" / name)) for name in names] == [1, 3]
 
 
+@pytest.mark.slow
 def test_rows_of_an_earlier_run_are_not_left_beside_the_new_ones(tmp_path: Path) -> None:
     paths = [write_trace(tmp_path / f"{rank}.json", "cAcc", rank=rank) for rank in range(3)]
     out = tmp_path / "out"

@@ -82,6 +82,7 @@ def test_several_ranks_say_who_was_late_and_what_the_wire_did(tmp_path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_single_steps_that_stand_out_have_a_line_below_the_verdict_and_name_nobody() -> None:
     document = healthy().document
     assert document.job is not None
@@ -108,6 +109,7 @@ def test_of_many_ranks_the_first_are_shown_and_who_has_most_of_the_critical_path
     assert [line.split()[0] for line in table] == [*map(str, range(15)), "19"]
 
 
+@pytest.mark.slow
 def test_who_arrived_last_decides_neither_which_ranks_are_shown_nor_who_is_named() -> None:
     document = healthy().document
     job = document.job
@@ -128,6 +130,7 @@ def test_who_arrived_last_decides_neither_which_ranks_are_shown_nor_who_is_named
     assert "caused" not in text
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_at_any_width_figures_that_the_page_shows_too() -> None:
     analysis = healthy()
     job = analysis.document.job

@@ -198,6 +198,7 @@ def test_zero_is_a_device_a_stream_and_a_time(read):
     assert (trace.start_ns, trace.end_ns) == (0, 0)
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_by_start_however_the_file_has_them(read):
     events = [kernel(n, 1, f"k{n}", n) for n in range(1000)] + [launch(n, 1, n) for n in range(1000)]
     random.Random(0).shuffle(events)

@@ -72,6 +72,7 @@ def test_a_file_cut_anywhere_keeps_every_event_before_the_cut(read):
         assert set(codes(trace)) <= {"truncated", "no_events", "header_unreadable"}
 
 
+@pytest.mark.slow
 def test_a_gzip_cut_anywhere_keeps_what_it_unpacks_to(read):
     data = document([kernel(n, n % 7, f"k{n}", n) for n in range(300)])
     packed = PACKINGS["gzip"](data)

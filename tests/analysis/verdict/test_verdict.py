@@ -54,6 +54,7 @@ def test_the_step_from_which_on_it_is_so_is_found() -> None:
     assert [one.since_step for one in analyzed(simulate(job).traces()).stragglers] == [3]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
@@ -83,6 +84,7 @@ def test_a_row_that_runs_past_the_last_step_counts_up_to_its_end() -> None:
     assert analyzed(traces).stragglers == []
 
 
+@pytest.mark.full
 def test_two_faults_are_both_named_the_worse_first() -> None:
     job = ddp(Fault(FaultKind.DATA_WAIT, (2,), 6e6), Fault(FaultKind.SLOW_COMPUTE, (5,), 0.1), seed=5)
     found = analyzed(simulate(job).traces()).stragglers
@@ -269,6 +271,7 @@ def test_a_slow_link_is_named_where_others_carry_the_same() -> None:
     assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.01 * truth.run.step_ns)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_link_that_is_slow_in_some_steps_is_named_since_then() -> None:
     job = Job(

@@ -31,6 +31,7 @@ def test_text_that_is_not_a_size_is_quoted(text):
         parse_size(text)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 1 << 30), st.integers(1, 1 << 30), st.floats(1.5, 64))
 def test_steps_begin_with_the_smallest_rise_and_stay_within(low, high, factor):
     if low > high:
@@ -42,6 +43,7 @@ def test_steps_begin_with_the_smallest_rise_and_stay_within(low, high, factor):
     assert len(sizes) <= SIZES_MAX
 
 
+@pytest.mark.slow
 @given(st.floats(1e3, 1e8), st.floats(0.01, 1000))
 def test_a_line_is_found_again_whatever_its_alpha_and_beta(alpha, beta):
     fit = fit_line(SIZES, [alpha + size * beta for size in SIZES])
@@ -64,6 +66,7 @@ def test_one_size_that_met_a_busy_moment_does_not_move_the_line(odd):
     assert fit.worst_residual_ratio == pytest.approx(0.8, abs=0.02)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e3, 1e10), min_size=3, max_size=9))
 def test_no_table_makes_a_negative_latency_or_rate(times):
     fit = fit_line(SIZES[: len(times)], times)

@@ -232,6 +232,7 @@ def test_where_the_terminal_has_ascii_only_nothing_else_is_printed(tuned_report:
     assert "micro_batch 2 -> 4" in closed(tuned_report, on)
 
 
+@pytest.mark.slow
 def test_missing_gains_and_damaged_records_are_stated(tuned_report: Report, tmp_path: Path) -> None:
     lost = structs.replace(tuned_report, notices=(Notice("rank1.jsonl", "line 5: not a record", 2, True),))
     assert "lost: rank1.jsonl: line 5: not a record (2 such)" in closed(lost)

@@ -154,6 +154,7 @@ def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
     assert judge(facts).findings == ()
 
 
+@pytest.mark.slow
 def test_the_inspector_is_silent_where_it_is_absent_or_the_communicators_are_alike(tmp_path):
     for number, (times, environ) in enumerate(
         [([], {"NCCL_INSPECTOR_ENABLE": "0"}), ([1000, 1400], {}), ([1000, 1100, 1200], {}), ([1000], {})]
@@ -222,6 +223,7 @@ def test_the_topology_is_that_of_the_tree(tmp_path):
     assert said["in_use"] == {"NET/IB/GDRDMA": 1, "P2P": 1}
 
 
+@pytest.mark.slow
 def test_dma_buf_needs_the_open_module_and_its_kernel(tmp_path):
     for kernel, expected in (("5.15.0-1", "dma-buf"), ("5.4.0-1", None)):
         machine = h100_node()

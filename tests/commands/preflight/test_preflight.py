@@ -89,6 +89,7 @@ def test_the_slow_one_of_eight_nodes_is_named(case: str, tmp_path: Path) -> None
             assert [rank.code for rank in ended[1:]] == [int(rank == bad) for rank in range(1, RANKS)]
 
 
+@pytest.mark.full
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_within_the_limit(tmp_path: Path) -> None:
@@ -135,6 +136,7 @@ def test_alone_it_says_what_it_cannot_compare() -> None:
     assert "compute of cpu: no peer to compare with" in ended.stdout
 
 
+@pytest.mark.slow
 def test_without_ranks_it_says_how_to_start_it() -> None:
     plain = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     ended = subprocess.run(

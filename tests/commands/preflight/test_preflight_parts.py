@@ -84,6 +84,7 @@ def test_every_rank_meets_others_and_no_pair_meets_twice(ranks: int) -> None:
     assert len(rounds) <= math.ceil(math.log2(ranks)) + (ranks & (ranks - 1) != 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [8, 64])
 @pytest.mark.parametrize("slow", ["node", "pair", "two nodes", "nobody"])
 def test_a_slow_node_is_told_from_a_slow_link(ranks: int, slow: str) -> None:
@@ -216,6 +217,7 @@ def test_a_disk_that_cannot_be_written_is_a_fault_if_it_is_one_nodes(
     assert sum("disk" in words for words in untold) == 2
 
 
+@pytest.mark.slow
 def test_a_device_that_does_not_answer_is_named_in_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_device_that_does_not_answer_is_named_in_time(
     assert "leave out: n1" in out
 
 
+@pytest.mark.slow
 def test_each_of_many_devices_has_the_whole_limit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

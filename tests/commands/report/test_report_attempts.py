@@ -237,6 +237,7 @@ def test_ranks_that_agreed_on_no_launch_are_one_attempt(tmp_path: Path) -> None:
     assert len(life_of(written(tmp_path / "run", *ranks)).attempts) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_attaches_twice_does_not_begin_twice(tmp_path: Path) -> None:
     """A script may train two models one after the other; the second attempt has no share in the first one's hours."""
     first, *steps = attempt(0, 20000)
@@ -377,6 +378,7 @@ def test_a_checkpoint_and_steps_after_it_decide_what_a_failed_job_lost(tmp_path:
     assert life_of(written(tmp_path / "ended", [*records, goodbye(2 * S)])).lost_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [900, 901])
 def test_the_last_steps_of_a_long_attempt_stay_apart(tmp_path: Path, lost: int) -> None:
     steps = 3 * ROWS_MAX

@@ -40,6 +40,7 @@ def test_the_page_lies_in_the_run_folder_also_through_latest(folder: Path) -> No
     assert run(latest).returncode == 0
 
 
+@pytest.mark.slow
 def test_json_and_markdown_are_printed_and_nothing_is_written(folder: Path) -> None:
     before = sorted(folder.iterdir())
     said = run(folder, "--json", "--price-per-gpu-hour", "2.5", "--tokens-per-epoch", "1000000")
@@ -60,6 +61,7 @@ def test_output_is_written_where_it_was_asked_for(folder: Path, tmp_path: Path) 
         assert (tmp_path / name).stat().st_size > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--markdown"], ["--json"], []])
 def test_a_dash_is_standard_output_for_every_form(folder: Path, tmp_path: Path, flags: list[str]) -> None:
     before = sorted(folder.iterdir())
@@ -79,6 +81,7 @@ def test_a_damaged_run_is_reported_with_a_code_that_says_so(folder: Path) -> Non
     assert "Parts of the run are lost" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_in_progress_is_not_damaged(folder: Path) -> None:
     with (folder / "rank0.jsonl").open("ab") as stream:
         stream.write(b'{"type":"step","job":"j","ra')

@@ -28,6 +28,7 @@ def run(tmp_path: Path) -> Path:
     return untuned(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_files_in_the_run_folder_are_shown_on_the_page_and_in_markdown(run: Path) -> None:
     write_inspector(run / "nccl-inspector-17", [inspector_line(name="<dp>")] * 3)
     (run / "nccl_inspector_metrics_aa.prom").write_text(prom_lines(name="tp", operation="Broadcast"))

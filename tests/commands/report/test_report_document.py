@@ -186,6 +186,7 @@ def test_a_kept_change_that_was_undone_later_saves_nothing(tmp_path: Path) -> No
     assert headline(report).startswith("Kept at first, but no longer set at the end: micro_batch 2 → 4. Throughput")
 
 
+@pytest.mark.slow
 def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Path) -> None:
     """The settings bring nothing; another job takes half the machine in the middle of `after`."""
     folder = tuned(tmp_path / "run", steps=100)
@@ -314,6 +315,7 @@ def test_steps_that_only_some_ranks_measured_are_counted_and_not_compared(tmp_pa
     assert (report.compared_steps, report.incomplete_steps) == (40, 40)
 
 
+@pytest.mark.slow
 def test_the_time_line_is_bounded_and_loses_no_step(tmp_path: Path) -> None:
     report = report_of(untuned(tmp_path / "run", steps=2000, pace=steady(1000 * MS)))
     assert 10 < len(report.line) <= BINS_MAX
@@ -618,6 +620,7 @@ def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: 
     assert judge(None, 0.0)[0] == "not comparable"
 
 
+@pytest.mark.slow
 def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
     runs = [built(untuned(tmp_path / "a")), built(untuned(tmp_path / "b", ranks=1))]
     comparison = compare(runs)

@@ -55,6 +55,7 @@ def test_moments_of_two_parts_are_those_of_the_whole(first: list[float], second:
     assert (one.low, one.high) == (min(every), max(every))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=80), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
 def test_percentiles_of_the_histogram_are_within_their_width(values: list[int], share: float) -> None:
     histogram = LogHistogram()
@@ -136,6 +137,7 @@ def test_of_equal_runs_few_intervals_leave_zero_out_even_where_neighbours_are_al
     assert drawn_claims(25, 1.0, alike=0.8, seed=6) <= 5
 
 
+@pytest.mark.slow
 def test_an_interval_of_few_blocks_is_wider_by_students_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same draws, once taken as estimated: what keeps a short stretch from claiming too often."""
     generator = random.Random(16)

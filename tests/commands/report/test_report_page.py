@@ -82,6 +82,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> str:
     return comparison_page(compare([built(run) for run in runs]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["page", "comparison"])
 def test_nothing_is_loaded_from_anywhere(which: str, request: pytest.FixtureRequest) -> None:
     text: str = request.getfixturevalue(which)
@@ -178,7 +179,7 @@ def test_a_page_of_many_ranks_and_changes_stays_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_a_browser_without_network_shows_it_and_complains_of_nothing(page: str, tmp_path: Path, scheme: str) -> None:
     file = tmp_path / "report.html"
     file.write_text(page, encoding="utf-8")

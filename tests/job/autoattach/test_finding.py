@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +16,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
 
 
+@pytest.mark.slow
 def test_the_root_is_the_module_that_no_other_holds() -> None:
     model, other = pair()
     parameters = parameters_of(torch.optim.SGD(model.parameters(), lr=0.1))

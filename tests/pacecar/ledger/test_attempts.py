@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,6 +202,7 @@ def attempts(draw: st.DrawFn, *, wild: bool) -> list[Attempt]:
     return found
 
 
+@pytest.mark.slow
 @given(attempts(wild=True), st.integers(1, 30))
 def test_headings_attempts_and_intervals_each_sum_to_the_life(several: list[Attempt], count: int) -> None:
     life = charge(several, intervals=count)
@@ -216,6 +218,7 @@ def test_headings_attempts_and_intervals_each_sum_to_the_life(several: list[Atte
     assert all(after.at_ns == before.at_ns + before.wall_ns for before, after in pairwise(life.intervals))
 
 
+@pytest.mark.slow
 @given(attempts(wild=False))
 def test_the_life_is_as_long_as_its_clock_says(several: list[Attempt]) -> None:
     life = lived(*several)
@@ -223,6 +226,7 @@ def test_the_life_is_as_long_as_its_clock_says(several: list[Attempt]) -> None:
     assert life.wall_ns == several[-1].ended_ns - several[0].began_ns
 
 
+@pytest.mark.slow
 @given(attempts(wild=False))
 def test_no_more_steps_are_lost_than_were_trained(several: list[Attempt]) -> None:
     for one in lived(*several).attempts:

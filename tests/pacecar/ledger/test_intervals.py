@@ -31,6 +31,7 @@ def test_empty_and_backward_pairs_are_no_intervals():
     assert length(union(intervals([]))) == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1 << 62), max_size=12))
 def test_a_sum_of_durations_is_exact_beyond_64_bits(durations):
     assert total(np.array(durations, dtype=np.int64)) == sum(durations)

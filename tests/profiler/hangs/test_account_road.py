@@ -89,6 +89,7 @@ def test_a_rank_answers_and_one_that_has_left_is_told_from_one_that_is_silent(li
     assert answers[2].refused
 
 
+@pytest.mark.slow
 def test_a_host_that_takes_no_connection_is_told_from_a_process_that_does_not_answer():
     """The kernel takes connections for a process that is stopped; here it takes none, as on a dead link."""
     with (

@@ -110,6 +110,7 @@ class VirtualJob:
                 self.said.append(suspicion)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_nothing_is_said_in_ten_thousand_healthy_steps(backend):
     job = VirtualJob(backend)
@@ -127,6 +128,7 @@ def test_nothing_is_said_in_ten_thousand_healthy_steps(backend):
     assert job.said == []
 
 
+@pytest.mark.slow
 def test_a_pause_of_all_ranks_is_no_hang_until_it_lasts_longer_than_anything_does():
     job = VirtualJob("nccl")
     job.train(100)

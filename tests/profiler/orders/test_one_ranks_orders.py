@@ -96,6 +96,7 @@ def test_a_rank_of_another_user_refuses_and_says_so_but_obeys_root():
     assert rank.asked(JobOrder(id="d", action="show", uid=0, rank_uid=UID + 1)).step == 7
 
 
+@pytest.mark.slow
 def test_a_job_of_one_process_is_shown_and_tuned():
     rank = Rank()
     assert rank.orders.receive(order_command(job_order="show")) is None
@@ -140,6 +141,7 @@ def test_the_first_rank_tells_where_the_time_of_its_attempt_went():
     assert other.news() is None, "one rank tells it"
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_long_step_is_told_that_the_order_waits_too(monkeypatch: pytest.MonkeyPatch):
     """A person's command gives up after a minute without a word, and takes the rank for stopped."""
     monkeypatch.setattr(job_orders, "POLL_SECONDS", 0.02)

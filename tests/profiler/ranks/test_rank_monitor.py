@@ -361,6 +361,7 @@ def test_what_differs_as_much_as_usual_is_usual_and_the_first_values_are():
     assert noisy.add(2000)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=12))
 def test_an_excess_is_over_the_median_of_the_others(values):
     assert excesses(values) == [value - median(values[:at] + values[at + 1 :]) for at, value in enumerate(values)]
@@ -670,6 +671,7 @@ def feed(crew, steps, *, first=0, wall=10_000_000, every=1):
         crew._watched.step, crew._watched.begun_ns = step + 1, timed.end_ns
 
 
+@pytest.mark.slow
 def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():
     for rank, speaks in ((0, True), (1, False)):
         road = Echo(2)
@@ -702,6 +704,7 @@ def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hang
     assert sum("does not compare the ranks" in line for line in caplog.messages) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_rank_that_has_gone_is_said_in_one_line_by_the_crew_or_by_the_tuner(caplog, farewell_is_short, is_told):
     crew, _ = make_crew(Echo(2, fails=2))
@@ -738,6 +741,7 @@ def test_at_the_end_of_a_job_a_rank_that_was_faster_is_nothing_to_speak_of(caplo
     assert caplog.records == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("farewell_is_short")
 def test_a_rank_that_never_answers_turns_the_crew_off_and_the_queue_stays_bounded():
     crew, _ = make_crew(Echo(2, answers=False))
@@ -750,6 +754,7 @@ def test_a_rank_that_never_answers_turns_the_crew_off_and_the_queue_stays_bounde
     crew.close()
 
 
+@pytest.mark.slow
 def test_short_steps_are_gathered_in_longer_ranges_and_never_longer_than_a_hook_could_bear():
     road = Echo(2)
     crew, _ = make_crew(road)
@@ -761,6 +766,7 @@ def test_short_steps_are_gathered_in_longer_ranges_and_never_longer_than_a_hook_
     assert road.posts <= 40
 
 
+@pytest.mark.slow
 def test_a_hook_that_measures_every_sixteenth_step_keeps_its_crew_and_says_how_much_was_measured():
     road = Echo(2)
     crew, records = make_crew(road)
@@ -775,6 +781,7 @@ def test_a_hook_that_measures_every_sixteenth_step_keeps_its_crew_and_says_how_m
     assert abs(last.total_measured_steps / 2 - last.total_steps / 16) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("farewell_is_short")
 def test_a_hook_that_turned_itself_off_says_goodbye_to_the_crew_and_is_not_taken_for_hung(caplog):
     clock = FakeClock()

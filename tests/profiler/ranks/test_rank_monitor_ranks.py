@@ -88,6 +88,7 @@ def test_the_jobs_ledger_is_of_all_ranks_and_adds_up(four):
     assert all(rank[-1]["off"] is None and rank[-1]["is_alive"] for rank in four)
 
 
+@pytest.mark.full
 def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compute_there_nobody_else(tmp_path):
     """What a rank computes before they meet is the others' wait in the same phase: host timers cannot tell whose."""
     acts = [{"rank": 1, "how": "data"}, {"rank": 2, "how": "compute", "steps": 24}]
@@ -98,6 +99,7 @@ def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compu
     assert all(row["cause"] == "compute" for row in named(heard) if row["late_rank"] == 2)
 
 
+@pytest.mark.full
 def test_rank_0_speaks_for_the_ranks_of_all_subgroups(tmp_path):
     heard = run_job(tmp_path, [{"rank": 3, "how": "compute"}], compared=2, overhead_budget=AMPLE)
     assert [(row["late_rank"], row["cause"]) for row in check_findings(heard)] == [(3, "compute")]
@@ -109,6 +111,7 @@ def test_rank_0_speaks_for_the_ranks_of_all_subgroups(tmp_path):
     assert all(rank[-1]["off"] is None for rank in heard)
 
 
+@pytest.mark.full
 def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_path):
     heard = run_job(tmp_path, world=2, told_steps=500, pause=0.0, overhead_budget=0.01, windows=False)
     assert [(rank[-1]["off"], rank[-1]["is_alive"]) for rank in heard] == [(None, True)] * 2
@@ -118,6 +121,7 @@ def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_pa
     check_names(heard)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and traffic shaping need root")
 def test_the_rank_behind_a_shaped_link_is_named(tmp_path):
     try:

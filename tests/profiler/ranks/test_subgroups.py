@@ -22,6 +22,7 @@ from tests.kit.records import ledger
 S = 1_000_000_000
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4096))
 def test_each_rank_is_in_one_subgroup_of_neighbours_of_about_the_same_size(world):
     groups = {subgroup_of(rank, world) for rank in range(world)}

@@ -209,6 +209,7 @@ def test_on_every_trace_kernels_and_operators_add_up(name):
         assert row.host_self_ns >= 0
 
 
+@pytest.mark.slow
 def test_what_the_device_of_the_header_can_do_is_what_ratios_are_of():
     name = of("tl_h100_Qwen")[0]
     rows = tables_for(name)[1].roofline
