@@ -135,14 +135,15 @@ class Main:
         if self.gives_up:
             self.gives_up = False
             raise LateError("planted")
+        if None in rows and any(_has_farewell(self.world.frames[n]) for n in self.world.frames if n < frame):
+            raise LeftError("a rank takes no further part")  # it joined a frame that this rank gave up waiting for
         if None in rows and seconds == 0:
             raise LateError("not waited for")
         if None in rows:
             raise BlockedError
-        subjects = {row[0] for row in rows}
-        if VoteSubject.LEAVE in subjects or (VoteSubject.CLOSE in subjects and len(subjects) > 1):
+        if _has_farewell(rows):
             raise LeftError("a rank takes no further part")
-        if len(subjects) > 1:
+        if len({row[0] for row in rows}) > 1:
             raise LeftError("different points")
         return [list(row[1:]) for row in rows]
 
@@ -152,6 +153,14 @@ class Main:
     def leave(self) -> None:
         if not self.has_said_farewell:
             self.post(VoteSubject.LEAVE, [])
+
+
+def _has_farewell(rows: Sequence[Any]) -> bool:
+    """Return whether all ranks sent this frame and one of them takes no further part."""
+    subjects = {None if row is None else row[0] for row in rows}
+    return None not in subjects and (
+        VoteSubject.LEAVE in subjects or (VoteSubject.CLOSE in subjects and len(subjects) > 1)
+    )
 
 
 APART = frozenset((
@@ -272,7 +281,7 @@ class World:
         read = min((_unread(rank) for rank in here), default=1 << 30)
         at = min((rank.steps for rank in self.ranks if not rank.is_closed), default=0)
         self.gathers = {n: g for n, g in self.gathers.items() if n >= taken}
-        self.frames = {n: v for n, v in self.frames.items() if n >= read}
+        self.frames = {n: v for n, v in self.frames.items() if n >= read or (here and _has_farewell(v))}
         self.verdicts = {n: v for n, v in self.verdicts.items() if n >= read}
         self.outcomes = {n: o for n, o in self.outcomes.items() if n >= read}
         self.in_force = {b: k for b, k in self.in_force.items() if b > at}
