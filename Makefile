@@ -60,6 +60,8 @@ DECISIVE := not full and not alone and not soak
 TOGETHER := not alone and not soak
 ALONE := alone and not soak
 PARALLEL := --numprocesses=auto --dist=loadfile
+# The fast ones wait for nothing, and each process first imports all tests: one a core.
+PARALLEL_FAST := --numprocesses=logical --dist=loadfile
 # mypy and what compiles the tests (pytest keeps that) have a processor each.
 CHECKED := $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
@@ -85,7 +87,7 @@ test-all: lint tools $(ADAPTERS)/.installed $(SITE)/.installed ## Everything but
 
 check: $(DEV_STAMP) ## The checks and the fast tests
 	@$(CHECKED)
-	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL_FAST) -m "$(FAST)" $(PYTEST_FLAGS)
 
 mutations: $(DEV_STAMP) ## Break the product in 25 places, one at a time, and say which the tests of make test notice
 	@exec $(BIN)/python -m tests.kit.mutations $(MUTATION_FLAGS)

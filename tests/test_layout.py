@@ -68,6 +68,7 @@ def test_each_room_is_linked(room: str) -> None:
     assert (ROOT / room / "py.typed").exists()
 
 
+@pytest.mark.slow
 def test_a_relative_import_goes_up_one_folder_at_most() -> None:
     """Farther away is named from the top: who reads it need not count folders."""
     far = re.compile(r"^\s*from \.{3}", re.MULTILINE)

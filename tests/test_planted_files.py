@@ -160,6 +160,7 @@ def test_a_planted_link_to_a_file_is_not_followed(public, precious, write, is_da
         assert f"uid {STRANGER}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_a_second_name_of_a_file_is_not_written_through(public, precious, write):
     name, _ = WRITES[write]

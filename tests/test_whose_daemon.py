@@ -224,6 +224,7 @@ def test_without_a_system_daemon_and_runtime_folder_a_planted_default_place_is_r
         path.parent.rmdir()
 
 
+@pytest.mark.slow
 def test_a_runtime_folder_that_su_left_behind_is_not_used(roots):
     left = own(roots / "run-user", STRANGER, 0o755)
     environ = {"XDG_RUNTIME_DIR": str(left)}

@@ -356,6 +356,7 @@ def test_a_decision_and_its_verdict_are_events_everywhere(job: Job) -> None:
         assert any(judged in event for event in events)
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_script_are_its_own_and_no_more(job: Job) -> None:
     assert [row["mine"] for row in job.rows.rows] == list(range(1, len(job.rows.rows) + 1))
 

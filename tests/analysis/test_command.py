@@ -194,6 +194,7 @@ def test_what_is_no_trace_ends_in_one_line_and_exit_code_1(
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_missing_files_and_empty_folders_are_named_and_the_rest_is_shown(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = pacecar(tmp_path / "gone.json", tmp_path / "empty", trace)
@@ -245,6 +246,7 @@ def test_a_trace_that_is_cut_off_is_analysed_as_far_as_it_goes_and_said(tmp_path
     assert "Warnings" in pacecar(cut).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), ("--json",), ("--perfetto", "out.json"), ("--picture", "out.svg"), ("--html", "out.html")]
 )
@@ -260,6 +262,7 @@ def test_a_file_whose_name_is_no_text_is_analysed_and_named_as_far_as_it_can_be(
     assert "rank\N{REPLACEMENT CHARACTER}.json" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_trace_can_come_through_a_pipe(trace: Path) -> None:
     line = command_line("/dev/stdin", "--json")
     done = subprocess.run(line, input=trace.read_bytes(), capture_output=True, timeout=60, check=False)
@@ -280,6 +283,7 @@ def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--perfetto", "--picture", "--html"])
 def test_an_output_that_cannot_be_written_is_one_line(trace: Path, tmp_path: Path, option: str) -> None:
     done = pacecar(trace, option, tmp_path / "no" / "such" / "out")
@@ -294,6 +298,7 @@ def test_a_picture_of_a_step_that_is_not_there_names_those_that_are(trace: Path,
     assert f"--step 9: {trace} has steps 3 to 4" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_package_that_is_missing_is_named_with_what_installs_it(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nreal = u.find_spec\n"
@@ -326,6 +331,7 @@ def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(
         assert elsewhere is None
 
 
+@pytest.mark.slow
 def test_names_in_a_trace_cannot_steer_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b[2J[bold]evil[/bold]\x07"
     path = write_trace(tmp_path / "rank0.json", "cccAAA", rank=0, names={"c": evil})

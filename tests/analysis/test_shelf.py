@@ -77,6 +77,7 @@ def test_only_what_exceeds_the_room_is_written_and_nothing_twice(monkeypatch: py
     assert shelf.put(kept) is kept
 
 
+@pytest.mark.slow
 def test_the_pages_of_what_was_read_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelves, "ROOM_BYTES", 0)
     kept = Shelf().keep(np.full(MB // 8, seed) for seed in range(200))

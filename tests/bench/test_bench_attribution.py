@@ -60,6 +60,7 @@ def test_a_figure_without_an_aim_is_neither_met_nor_missed():
     assert "met" not in verdict.text()
 
 
+@pytest.mark.slow
 @given(seconds, seconds)
 def test_starting_is_left_out_of_the_traces_share_and_of_nothing_else(start_s, trace_s):
     found = figures.costs(contestant(OURS, start_s + trace_s, start_s=start_s), "file")

@@ -97,6 +97,7 @@ def test_nothing_is_noticed_and_no_window_asked_for_where_nothing_changes() -> N
     assert not world.asked
 
 
+@pytest.mark.slow
 def test_windows_since_the_suspicion_inform_the_new_search() -> None:
     """The pace moves; the forecasts after it rest on windows of the new link, not on none."""
     world = World(3.0, 12.0, shows=True)  # 120 ms of all-reduces under 300 of backward, then 480 beside it

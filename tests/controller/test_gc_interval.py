@@ -312,6 +312,7 @@ def test_a_job_whose_knob_cannot_be_turned_is_not_touched() -> None:
     assert not cost.must_act()
 
 
+@pytest.mark.slow
 def test_only_the_time_that_a_step_took_longer_counts_as_a_stall() -> None:
     """A collection that another rank's lateness hides costs nothing; few stalls prove nothing."""
     cost = guard()
@@ -453,6 +454,7 @@ def test_the_policy_keeps_nothing_where_scheduling_costs_as_much() -> None:
         assert not [verdict for verdict in verdicts if verdict.outcome == "kept"]
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_where_collections_are_short() -> None:
     values, verdicts = tuned(per_step_ms=0.01, stall_ms=2, seed=0, steps=600)
     assert (values, verdicts) == ({"gc_interval": 0}, [])

@@ -109,6 +109,7 @@ def run(
     return plant.run(steps), person
 
 
+@pytest.mark.slow
 def test_without_orders_and_memory_it_is_the_policy_itself() -> None:
     plant, _ = run(steps=500)
     plain = Plant(both_curve, gaussian(0.01), [MICRO, BUCKET], 3, CONFIG).run(500)
@@ -169,6 +170,7 @@ def test_rollback_goes_back_to_the_beginning_and_freezes() -> None:
     assert [d for d in plant.decisions if d.step > 500] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [("set", {"bucket_bytes": 64 * MIB}), ("freeze", {})])
 def test_numbers_of_decisions_trials_and_losses_go_on_over_orders(order: tuple[str, dict[str, int]]) -> None:
     plant, _ = run(both_curve, (150, *order), (500, "resume", {}), steps=1200)
@@ -243,6 +245,7 @@ def test_what_was_kept_is_remembered_with_its_gain_and_its_pace() -> None:
     assert shelf.paces[-1] == pytest.approx(both_curve(plant.values, 0) * 1e9, rel=0.05)
 
 
+@pytest.mark.slow
 def test_nothing_is_remembered_where_nothing_was_kept_or_a_person_had_his_hand_in_it() -> None:
     shelf = Shelf()
     run(flat, shelf=shelf)

@@ -132,6 +132,7 @@ def test_the_whole_batch_at_once_is_the_plain_loop_to_the_last_bit() -> None:
         assert torch.equal(ours, plain.grad)
 
 
+@pytest.mark.slow
 def test_a_scaler_scales_the_weighted_loss() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for scaled, plain in zip(gradients(3, scaler), gradients(3), strict=True):
@@ -353,6 +354,7 @@ def test_what_does_not_is_not_refused() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hides", [nn.Sequential, lambda model: torch.compile(model, backend="eager")])
 def test_a_model_whose_ranks_wait_for_each_other_inside_is_refused(
     hides: Callable[[nn.Module], nn.Module], tmp_path: Path

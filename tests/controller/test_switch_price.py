@@ -163,6 +163,7 @@ def test_without_the_bound_the_same_trials_break_it() -> None:
     assert bounded.worst <= 1.0
 
 
+@pytest.mark.slow
 def test_a_trial_that_waits_for_its_budget_does_not_vote_beyond_it() -> None:
     """Beside two busy loops the hook and the votes of a trial took more than its steps earned, for 1000 steps."""
     job = Job(

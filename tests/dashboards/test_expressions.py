@@ -110,12 +110,14 @@ def test_no_expression_is_empty_when_every_metric_is_there(promtool, expressions
     check(promtool, tmp_path, *questions, series=series())
 
 
+@pytest.mark.slow
 def test_an_empty_expression_would_be_noticed(promtool, tmp_path):
     question = {"expr": 'absent(pacecar_job_steps_total{training_job="other"})', "eval_time": "5m", "exp_samples": []}
     with pytest.raises(AssertionError, match="got:"):
         check(promtool, tmp_path, question, series=series())
 
 
+@pytest.mark.slow
 def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, drawn, tmp_path):
     panels = drawing_panels(drawn["job"])
     by_title = {panel["title"]: [filled_in(t["expr"]) for t in panel["targets"]] for panel in panels}
@@ -163,6 +165,7 @@ def rows(promtool, folder, drawn, title, column, *, series, expected):
     check(promtool, folder, question, series=series)
 
 
+@pytest.mark.slow
 def test_the_link_of_a_node_is_busy_whichever_way_it_is(promtool, drawn, tmp_path):
     """`a or b` of two metrics with the same labels is a alone: a node that only sends looked idle."""
     series = [{"series": 'pacecar_build_info{instance="n1"}', "values": "1x40"}]

@@ -42,6 +42,7 @@ def test_the_reference_page_is_the_catalog():
     assert all(f"`{metric.name}`" in committed for metric in CATALOG)
 
 
+@pytest.mark.slow
 def test_export_needs_no_grafanalib(tmp_path):
     code = (
         "import sys; sys.modules['grafanalib'] = sys.modules['yaml'] = None\n"
@@ -74,6 +75,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert caught.value.filename == str(blocked)
 
 
+@pytest.mark.slow
 def test_outside_a_checkout_nothing_is_written(tmp_path):
     out = subprocess.run(
         [sys.executable, "-m", "pacecar.dashboards"], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -135,6 +135,7 @@ def test_a_folder_is_found_by_its_title_and_else_made(grafana):
     assert {body["folderUid"] for body in server.pushed()} == {"new"}
 
 
+@pytest.mark.slow
 def test_a_user_logs_in_with_the_password_of_the_environment(grafana):
     server = grafana()
     ran = push(server.url, "--user", "admin", GRAFANA_PASSWORD=PASSWORD, GRAFANA_TOKEN=TOKEN)
@@ -176,6 +177,7 @@ def test_what_would_fail_for_all_is_asked_once_and_said(grafana, code, said, exp
     assert len(server.asked) == 1
 
 
+@pytest.mark.slow
 def test_a_server_error_is_told_of_each_dashboard_in_one_line(grafana):
     ran = push(grafana(lambda *_: (500, b"\x1b[31mpanic:\n goroutine " + b"x" * 5000)).url)
     assert ran.returncode == 1
@@ -255,6 +257,7 @@ def test_an_answer_that_drips_in_has_a_deadline_too(status):
     assert ("no answer within 0.5 s" if status.startswith("2") else "(500)") in str(failed.value)
 
 
+@pytest.mark.slow
 def test_a_path_before_the_api_stays_and_the_address_of_a_dashboard_is_not_doubled(grafana):
     """Grafana below a path (`serve_from_sub_path`) gives addresses with that path."""
 
@@ -299,6 +302,7 @@ def test_a_grafana_with_a_certificate_of_ones_own_wants_its_authority_named(graf
     assert len(server.pushed()) == 5
 
 
+@pytest.mark.slow
 def test_a_secret_at_the_edge_of_what_is_repeated_is_not_cut_in_half(grafana):
     said = "x" * (WORDS_MAX - 10) + TOKEN
     ran = push(grafana(lambda *_: (500, {"message": said})).url)
@@ -332,6 +336,7 @@ def test_a_secret_is_in_no_repr():
     assert PASSWORD not in repr(Grafana("http://g", None, "admin", PASSWORD))
 
 
+@pytest.mark.slow
 def test_a_password_that_everybody_on_the_way_can_read_is_warned_of():
     ran = push("http://0.0.0.0:9", "--timeout-seconds", "2")
     assert "http sends the credentials in clear text" in ran.stderr

@@ -220,6 +220,7 @@ def test_the_documentation_counts_the_alerts():
     assert f"| {len(ALL)} alerts; each has" in (ROOT / "docs/dashboards.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_committed_rules_are_the_rendered_ones_and_plain_yaml():
     for name, text in render_rules().items():
         committed = (ROOT / "dashboards/generated" / name).read_text(encoding="utf-8")

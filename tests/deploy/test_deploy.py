@@ -40,6 +40,7 @@ def unit_lines() -> list[tuple[str, str]]:
     return [(key, value) for key, _, value in (line.partition("=") for line in lines)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_socket", [False, True])
 def test_systemd_accepts_the_unit_alone_and_with_socket_and_drop_in(analyze, has_socket, tmp_path):
     """The program is not installed here; everything else is checked unchanged."""

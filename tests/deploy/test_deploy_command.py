@@ -41,6 +41,7 @@ def test_what_there_is_not_is_named_with_what_there_is(what):
     assert "kubernetes" in err
 
 
+@pytest.mark.slow
 def test_an_export_is_complete_and_can_be_repeated(tmp_path):
     code, out, _ = pacecar("export", str(tmp_path))
     assert code == 0

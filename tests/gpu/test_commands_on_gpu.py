@@ -21,7 +21,7 @@ from tests.gpu.nvml_driver import STANDIN_FACTS, find_driver
 from tests.kit.net import free_port
 from tests.kit.waiting import until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.slow]
 
 COMMAND_SECONDS_MAX = 60.0
 JOB_SECONDS_MAX = 90.0

@@ -18,7 +18,7 @@ from tests.gpu.conftest import Figures
 from tests.gpu.jobs import run_json
 from tests.kit.net import free_port
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("nccl")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.xdist_group("nccl")]
 
 JOB = "tests.gpu.nccl_job"
 SECONDS = 75

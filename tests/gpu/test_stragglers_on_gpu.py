@@ -17,7 +17,7 @@ from tests.gpu.conftest import Figures
 from tests.gpu.jobs import Ended, run
 from tests.gpu.straggler_job import ACTS, BURNING, SLOW_RANK
 
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.slow]
 
 JOB = "tests.gpu.straggler_job"
 STEPS = "STRAGGLER_STEPS"

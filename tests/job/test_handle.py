@@ -25,6 +25,7 @@ class Broken(importlib.abc.MetaPathFinder):
             raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["pacecar.job.attach", "pacecar.job.wiring", "pacecar.profiler.utilization.flop_counter", "msgspec"]
 )
@@ -51,6 +52,7 @@ def test_whatever_cannot_be_imported_the_pacer_is_inert_and_says_why_once(
         assert train(pacer, model, optimizer) == plain_losses()
 
 
+@pytest.mark.slow
 def test_what_breaks_while_the_parts_are_made_is_said_and_not_raised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes `--numprocesses=auto` means."""
-    return math.ceil(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes `--numprocesses=auto` means; `logical` is one a core, for tests that do not wait."""
+    per_core = 1 if config.option.numprocesses == "logical" else PROCESSES_PER_CORE
+    return math.ceil(per_core * len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(trylast=True)

@@ -210,6 +210,7 @@ def test_ignored_signals_umask_and_inherited_files_are_the_askers(forked: str, t
     assert "0o27 [1, 10, 13, 25]" in done.out
 
 
+@pytest.mark.slow
 def test_what_was_ignored_where_the_server_began_is_not_ignored_by_a_child() -> None:
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a shell's background
     try:
@@ -317,6 +318,7 @@ def test_who_kills_the_asker_kills_the_child_and_the_askers_own_end_is_that_of_a
     assert other.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_child_has_a_process_group_of_its_own_so_that_it_cannot_end_the_server(forked: str) -> None:
     groups = "import os; print(os.getpgid(0) == os.getpid(), os.getpgid(0) == os.getpgid(os.getppid()))"
     assert run(forked, "-c", groups).out == "True False\n"
@@ -398,6 +400,7 @@ def test_options_and_variables_that_python_reads_at_its_start_start_a_fresh_one(
     assert run_same(forked, "-V").out.startswith("Python 3")
 
 
+@pytest.mark.slow
 def test_a_crash_shows_its_traceback_where_that_is_asked_for(forked: str) -> None:
     """The demo asks its processes for it: they would all start the real python."""
     code = "import os, sys; print('json.tool' in sys.modules, flush=True); os.abort()"
@@ -433,6 +436,7 @@ def test_random_numbers_are_new_in_each_child_and_sources_can_be_read(forked: st
     assert run_same(forked, script).code == 0
 
 
+@pytest.mark.slow
 def test_whole_finalization_where_it_is_asked_for(forked: str) -> None:
     code = "import sys\nclass Last:\n    def __del__(self): print('freed', flush=True)\nlast = Last(); sys.exit(2)"
     assert run(forked, "-c", code).out == ""

@@ -171,6 +171,7 @@ def test_what_is_not_meant_for_this_process_is_left_alone(environ):
     assert inherited_socket(environ) is None
 
 
+@pytest.mark.slow
 def test_what_no_hook_can_use_is_closed_and_named():
     """In a child process, where descriptor 3 can be a TCP socket."""
     code = (

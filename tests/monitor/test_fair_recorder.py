@@ -156,6 +156,7 @@ def test_what_users_can_make_up_evicts_no_real_xid_and_no_other_users_file(tmp_p
     assert all(path.exists() for path in victims), "the other user gets his share"
 
 
+@pytest.mark.slow
 def test_xids_push_out_what_users_reported_but_leave_them_a_quarter(tmp_path):
     shelf = RecordingFolder(tmp_path / "rec", bytes_max=4000)
     for _ in range(10):

@@ -114,6 +114,7 @@ def wait_for_a_gpu_to_be_found(standin):
     standin.hold(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [wait_for_gpu, wait_for_events, wait_for_the_driver, wait_for_a_gpu_to_be_found])
 def test_wherever_a_call_hangs_the_driver_is_not_shut_down_beside_it(standin, clock, tmp_path, plant):
     """Neither by closing nor by reopening: in a shutdown a real driver frees what the hung call uses."""

@@ -73,6 +73,7 @@ def test_old_numbers_are_named_and_are_not_healthy(start):
     assert "no tick has been published since" in done.stderr or "hangs" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_daemon_and_one_that_does_not_answer_are_not_healthy(tmp_path):
     done = health("--socket", str(tmp_path / "none"))
     assert done.exit_code == 1

@@ -77,6 +77,7 @@ def test_where_nobody_listens_nothing_happens(environ):
     notifier.stopping()
 
 
+@pytest.mark.slow
 def test_a_manager_that_does_not_listen_is_said_once_and_not_waited_for(manager, caplog):
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     begun = time.monotonic()

@@ -354,6 +354,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", FOUND)
 def test_what_was_found(driver, found):
     """Answers that cost a GPU all its series, made a 0 of what was not known, or were missing and nowhere counted."""

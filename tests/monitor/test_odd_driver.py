@@ -96,6 +96,7 @@ def test_a_number_that_cannot_be_is_missing_of_that_gpu_and_counted(metric, node
     assert neighbour["read_failures_total",] == other["read_failures_total",]
 
 
+@pytest.mark.slow
 def test_reasons_that_the_driver_does_not_know_charge_no_time(node):
     nvml, tick = node
     for _ in range(3):
@@ -148,6 +149,7 @@ def test_a_counter_that_the_driver_does_not_know_once_moves_no_total(field, unkn
     assert seen == [5_000_000, None, 5_400_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", [UNKNOWN, 2**64 - 1])
 def test_uncorrected_errors_that_the_driver_does_not_know_are_missing_and_no_fault(unknown, node):
     nvml, tick = node

@@ -72,6 +72,7 @@ def test_ticks_come_back_as_they_were(read):
     assert {tick.outcomes["b"] for tick in back} == {("failed", "x"), ("absent", "y")}
 
 
+@pytest.mark.slow
 def test_the_window_is_whole_and_memory_is_flat(read):
     window = 60
     tape = RingBuffer(window_ns=window * NS_PER_SECOND, bytes_max=10**9)

@@ -52,6 +52,7 @@ def test_missed_beats_are_left_out_and_counted_not_made_up_for():
     assert [tick.number for tick in got] == list(range(10))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0, 0.5), st.integers(0, 1000), st.lists(st.integers(0, 4 * PERIOD), min_size=10, max_size=10))
 def test_beats_keep_order_and_the_grid_whatever_the_jitter_and_the_work(jitter, seed, work):
@@ -166,6 +167,7 @@ def test_collectors_that_return_are_read_by_one_thread_in_order(start_sampler):
     assert len({thread for _, thread in read}) == 1
 
 
+@pytest.mark.slow
 def test_a_collector_for_which_there_is_no_thread_says_that_it_was_not_read(start_sampler, monkeypatch, caplog):
     def refuse(_):
         raise RuntimeError("can't start new thread")

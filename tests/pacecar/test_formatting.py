@@ -36,6 +36,7 @@ def test_a_time_is_written_in_its_own_unit(value: int | None, text: str) -> None
     assert duration(value) == text
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**14), st.integers(0, 10**14))
 def test_what_is_not_nothing_never_looks_like_nothing(small: int, large: int) -> None:
     text = unit_for([large]).text(small)
@@ -87,6 +88,7 @@ def test_a_time_is_written_in_utc_and_not_rounded_up(monkeypatch: pytest.MonkeyP
     assert day_text(0) == "1970-01-01"
 
 
+@pytest.mark.slow
 @given(st.integers())
 def test_whatever_a_clock_said_it_is_some_text(wall_ns: int) -> None:
     assert second_text(wall_ns).endswith(" UTC") or second_text(wall_ns) == "an unknown time"

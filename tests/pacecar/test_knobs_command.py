@@ -91,6 +91,7 @@ def test_a_damaged_file_is_named_and_left_for_its_owner(tmp_path: Path) -> None:
     assert (tmp_path / "knobs.json").exists()
 
 
+@pytest.mark.slow
 def test_listing_needs_no_torch() -> None:
     code = "import pacecar.controller.memory.knob_store, pacecar.commands.knobs, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

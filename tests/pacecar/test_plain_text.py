@@ -58,6 +58,7 @@ def test_a_long_text_is_cut():
     assert clean("x" * 10, 10) == "x" * 10
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_what_is_escaped_is_one_printable_line_that_shows_what_was_there(text):
     shown = escaped(text)

@@ -88,6 +88,7 @@ def test_cut_anywhere_it_is_an_error_that_names_the_file_and_salvage_gives_whole
             assert len(list(salvaged.chunks())) == (length >= first) + (length >= len(data) - 13)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_found(file: Path, data: bytes) -> None:
     for at in range(0, len(data), 3):
         file.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])

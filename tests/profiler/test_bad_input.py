@@ -279,6 +279,7 @@ def broken_cuda(*_args, **_kwargs):
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["_prepare", "_enable", "_disable"])
 def test_a_profiler_that_fails_is_said_once_and_the_job_trains_to_the_same_losses(
     job, attach, sink, call, monkeypatch, caplog

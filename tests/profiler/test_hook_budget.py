@@ -132,6 +132,7 @@ def test_the_next_turn_is_the_first_that_is_one(rank, world_size, interval, step
     assert not any(turn.is_now(other) for other in range(step, following))
 
 
+@pytest.mark.slow
 def test_the_first_window_waits_where_a_thousand_steps_would_not_earn_it_back():
     slow = run(OverheadBudget(0.002, warmup_steps=3, interval_steps=10), 50, wall=15 * MS, own=0)
     assert slow[:1] == [3]

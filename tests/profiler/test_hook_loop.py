@@ -28,6 +28,7 @@ def check(records):
         assert record.total_steps == number + 1
 
 
+@pytest.mark.slow
 def test_every_step_is_accounted_for_and_exact_windows_appear(job, attach, sink, caplog):
     caplog.set_level(logging.INFO)
     hook = attach(job)
@@ -94,6 +95,7 @@ def test_evaluation_is_no_micro_batch(job, attach, sink):
     assert [r.micro_batches for r in sink.steps] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_data_wait_is_measured_and_charged(job, attach, sink):
     def slow():
         for batch in job.batches:
@@ -111,6 +113,7 @@ def test_data_wait_is_measured_and_charged(job, attach, sink):
         assert record.samples == 16
 
 
+@pytest.mark.slow
 def test_a_dataloaders_own_operators_are_data_wait_and_not_compute(job, attach, sink):
     class Slow(torch.utils.data.Dataset):
         def __len__(self):

@@ -77,6 +77,7 @@ def test_rounds_that_freeze_and_unfreeze_layers_are_all_counted(job, hook, round
     assert hook.step == 35
 
 
+@pytest.mark.slow
 def test_layers_that_share_nothing_with_those_before_are_followed_at_once_where_these_are_frozen(job, hook):
     head, rest = job.model[6:], job.model[:6]
     job.optimizer = optimizers = [adam(head), adam(rest)]
@@ -104,6 +105,7 @@ def test_optimizers_of_other_models_end_no_step_and_take_nothing_over(job, hook)
     assert hook.step == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_two_optimizers_that_split_a_model_only_the_attached_one_ends_steps(job, attach, order):
     attached, other = adam(job.model[:4]), adam(job.model[4:])
@@ -139,6 +141,7 @@ def test_two_optimizers_of_the_same_parameters_that_take_turns_are_one_step_an_i
     assert abs(hook.step - 40) <= 2
 
 
+@pytest.mark.slow
 def test_one_that_joins_later_and_takes_turns_is_not_counted_beside_the_first(job, hook):
     run(job, 20, job.optimizer)
     other = adam(job.model)
@@ -159,6 +162,7 @@ class Wrapper(torch.optim.Optimizer):
         self.inner.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_inner", [True, False])
 def test_a_wrapper_and_what_is_inside_end_one_step_also_when_both_are_made_anew(job, attach, is_inner):
     wrapper = Wrapper(job.optimizer)

@@ -53,6 +53,7 @@ def test_ranks_that_want_the_same_meet_and_others_do_not() -> None:
     assert both(store, claims=("a", "b"), name="1") == ["rank 1 has b, rank 0 has a"] * 2
 
 
+@pytest.mark.slow
 def test_the_verdict_of_a_life_before_is_not_this_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()  # torchrun's agent keeps its store while it starts workers anew
     assert both(store) == ["met", "met"]

@@ -157,6 +157,7 @@ def test_between_windows_the_ledger_says_what_the_device_did(monkeypatch, attach
     assert sum(record.ledger.unknown_ns for record in steps) < 0.01 * wall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_behind", [3, 10])
 def test_a_device_far_behind_is_not_idle_however_punctual_its_copies_are(cuda, attach, sink, caplog, steps_behind):
     """What it computes in a window was launched before it and has no rows, while a prefetcher's copies have theirs."""
@@ -311,6 +312,7 @@ class Capturing:
             self.under_way = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["global", "thread_local", pytest.param("relaxed", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("first", "last"),

@@ -92,6 +92,7 @@ def test_what_threads_spend_on_records_counts_and_is_averaged_as_it_comes_in_lum
     assert cadence.every > 1
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from([2, 4, 8, 16, 32, 64]))
 def test_steps_are_measured_in_bursts_one_in_k_and_ranks_of_another_k_share_them(step, every):
     first = next_measured(step, every)

@@ -397,6 +397,7 @@ def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_fol
         assert os.listdir(public / "roots") == []
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(monkeypatch, capfd):
     from pacecar.job.autoattach.stderr_lines import keep_quiet

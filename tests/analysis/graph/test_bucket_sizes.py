@@ -82,6 +82,7 @@ def test_buckets_whose_bytes_are_not_in_the_traces_are_not_answered_and_that_is_
     assert ["bytes were not recorded" in said for said in found.what_if_untold] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [Layout(data=4, is_sharded=True), Layout(tensor=4)], ids=["reduce-scatters of FSDP", "tensor parallel"]
 )

@@ -118,6 +118,7 @@ def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> Non
     assert play(graph, graph.weights()).max() > 0
 
 
+@pytest.mark.slow
 def test_a_wait_for_data_is_on_the_path_of_the_rank_that_waits() -> None:
     job = Job(Layout(data=4), faults=(Fault(FaultKind.DATA_WAIT, (2,), 5e6),), steps=4, seed=24)
     path = modelled(simulate(job).traces()).path

@@ -26,6 +26,7 @@ def short(name: str) -> Run:
     return simulate(replace(JOBS[name], steps=2, seed=31))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_rows_wait_for_what_they_waited_for(name: str) -> None:
     run = short(name)
@@ -45,6 +46,7 @@ def test_rows_wait_for_what_they_waited_for(name: str) -> None:
         assert len(found - true) <= 0.03 * len(true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_all_meet_whom_they_met(name: str) -> None:
     run = short(name)

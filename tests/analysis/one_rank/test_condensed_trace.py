@@ -67,6 +67,7 @@ def test_a_part_is_small_and_keeps_all_compute_and_collectives(layout: str) -> N
     ).sum()
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_trace_are_refused() -> None:
     data = encode_trace(condensed(traces_of("ddp")[0]))
     plain = zlib.decompress(data)

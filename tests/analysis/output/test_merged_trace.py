@@ -146,6 +146,7 @@ def test_the_slow_rank_has_the_path(slow: Analysis, tmp_path: Path) -> None:
     assert max(lasts, key=lambda rank: lasts[rank]) == SLOW_RANK
 
 
+@pytest.mark.slow
 def test_of_too_many_rows_the_shortest_are_left_out_and_that_is_said(
     slow: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def test_one_trace_has_a_page_of_its_own_and_no_path(tmp_path: Path) -> None:
     assert lead_of(page).replace("&nbsp;", " ").startswith("10.00 ms, first to last work: compute 50.0 %, ")
 
 
+@pytest.mark.slow
 def test_terminal_and_page_show_the_work_of_the_rank_that_is_named_else_of_the_longest_on_the_path(
     slow: Analysis,
 ) -> None:

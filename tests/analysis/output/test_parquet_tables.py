@@ -68,6 +68,7 @@ def test_the_lists_are_those_of_the_csv_files(job: tuple[Analysis, Path]) -> Non
         assert rows_of(folder / f"{name}.parquet") == [{column: row.get(column) for column in columns} for row in rows]
 
 
+@pytest.mark.slow
 def test_the_rows_add_up_to_the_ledger_and_lie_on_one_clock(job: tuple[Analysis, Path]) -> None:
     analysis, folder = job
     assert analysis.times is not None
@@ -125,6 +126,7 @@ def test_rows_of_an_earlier_run_are_not_left_beside_the_new_ones(tmp_path: Path)
     assert [path.name for path in (out / "host_rows").iterdir()] == ["rank000000.parquet"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_and_says_where_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": EVENTS}))
     wanted = ["analyze", str(tmp_path / "a.json"), "--json", "--parquet"]

@@ -65,6 +65,7 @@ def test_wide_terminals_see_more_of_the_collectives(tmp_path) -> None:
     assert max(map(len, wide.splitlines())) <= 160
 
 
+@pytest.mark.slow
 def test_several_ranks_say_who_was_late_and_what_the_wire_did(tmp_path) -> None:
     files = [
         write_trace(tmp_path / f"rank{rank}.json", drawing, rank=rank, world_size=2, steps=[(0, 20)])

@@ -191,6 +191,7 @@ def test_exponents_of_any_size_are_no_times_and_no_ids(read):
         assert codes(trace)["bad_time"] == 1
 
 
+@pytest.mark.slow
 def test_an_event_larger_than_any_is_stepped_over(read):
     huge = kernel(2, 1, text="x" * (2 * EVENT_BYTES_MAX + 100))
     trace = read(document([kernel(1, 1), huge, kernel(3, 1), kernel(4, 1), kernel(5, 1)]))

@@ -68,6 +68,7 @@ def test_the_rank_that_is_made_late_is_found(late: int) -> None:
     assert all(one.late_rank == late for one in job.instances[1:])
 
 
+@pytest.mark.slow
 def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
     always = analyzed(make_job(play("A" * 12, [[1] * 12, [4] * 12, [1] * 12])))
     assert [straggler.rank for straggler in always.stragglers] == [1]
@@ -75,6 +76,7 @@ def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
     assert analyzed(make_job(play("A" * 12, turns))).stragglers == []
 
 
+@pytest.mark.slow
 def test_more_kernels_are_more_work_and_as_many_are_slower_work() -> None:
     slower = {rank: ("cccc" if rank == 1 else "c...").replace(".", "A") + "AA" for rank in range(3)}
     more = {rank: ("c.c.AA", ".c.c..") if rank == 1 else ("cAAAAA", "......") for rank in range(3)}
@@ -84,6 +86,7 @@ def test_more_kernels_are_more_work_and_as_many_are_slower_work() -> None:
     assert "it ran more: 48 kernels, its peers 12" in one.evidence
 
 
+@pytest.mark.slow
 def test_waits_below_what_ranks_scatter_are_counted_for_nobody() -> None:
     below, above = LATE_NS_MIN // 4, LATE_NS_MIN
     drawings = play("AAAA", [[1] * 4, [4] * 4, [1] * 4])  # three beats late

@@ -249,6 +249,7 @@ def test_what_is_typed_wrongly_is_named(arguments, environ, named):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_of_all_ranks_only_the_first_says_what_is_wrong():
     done = alone("--op", "none", RANK="3", WORLD_SIZE="8", MASTER_ADDR="a", MASTER_PORT="1")
     assert (done.returncode, done.stderr, done.stdout) == (2, "", "")

@@ -300,6 +300,7 @@ def test_workers_are_those_that_the_control_group_has_time_for(tmp_path):
     assert loader_workers(facts) == 2, "6 CPUs for 2 ranks, less one for each"
 
 
+@pytest.mark.slow
 def test_a_gain_is_only_that_of_a_run_on_this_machine(tmp_path):
     machine = h100_node()
     machine.environ["NCCL_IB_DISABLE"] = "1"

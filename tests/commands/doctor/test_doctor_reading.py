@@ -175,6 +175,7 @@ def test_a_damaged_file_of_the_inspector_is_named(tmp_path):
     assert f"{HOST}-pid0.log:21: left out" in note
 
 
+@pytest.mark.slow
 def test_the_log_of_a_process_is_found_by_its_variable(tmp_path):
     machine = h100_node()
     machine.log = None
@@ -320,6 +321,7 @@ def test_a_run_folder_without_records_is_refused_and_damaged_lines_are_counted(t
     assert run.share("exposed_communication") == 0.04
 
 
+@pytest.mark.slow
 def test_of_a_long_run_the_first_line_and_the_last_steps_count(tmp_path):
     machine = h100_node()
     machine.write(tmp_path)

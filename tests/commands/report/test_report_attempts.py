@@ -103,6 +103,7 @@ def test_each_attempt_in_a_folder_of_its_own_in_the_order_of_their_starts(tmp_pa
     assert life_of(run) == together
 
 
+@pytest.mark.slow
 def test_starts_are_numbered_alike_in_one_folder_and_in_several(tmp_path: Path) -> None:
     tuned = [decision(1, 10, 2, 4), verdict(1, 13)]
     lives = [attempt(0, 100), [*attempt(100 * S, 100, resumed=100), *tuned], attempt(200 * S, 100, resumed=200)]

@@ -73,6 +73,7 @@ def test_a_dash_is_standard_output_for_every_form(folder: Path, tmp_path: Path, 
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_reported_with_a_code_that_says_so(folder: Path) -> None:
     (folder / "rank1.jsonl").unlink()
     done = run(folder)

@@ -600,6 +600,7 @@ def test_no_difference_is_claimed_inside_the_noise(tmp_path: Path) -> None:
     assert {row.verdict for row in rows if row.run != "a"} == {"no difference shown"}
 
 
+@pytest.mark.slow
 def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: Path) -> None:
     """Each half is so steady that the interval is narrow; the halves differ by more than the runs do."""
 

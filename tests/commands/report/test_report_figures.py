@@ -111,6 +111,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert interval.low < 0 < interval.high
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_interval() -> None:
     generator = random.Random(3)
     before, after = neighbours(64, generator), neighbours(64, generator)

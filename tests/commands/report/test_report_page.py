@@ -161,6 +161,7 @@ def test_markdown_says_the_same_and_no_cell_breaks_its_table(full: Path) -> None
         widths = [cells] if cells else []
 
 
+@pytest.mark.slow
 def test_a_comparison_in_markdown_begins_with_its_verdict(tmp_path: Path) -> None:
     runs = [untuned(tmp_path / "a"), untuned(tmp_path / "b", pace=steady(80 * MS))]
     text = comparison_markdown(compare([built(run) for run in runs]))

@@ -52,6 +52,7 @@ def state(folder: Path, **environ: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_script_that_needs_no_torch_sees_the_same_modules_path_and_main(tmp_path: Path) -> None:
     bare, watched = state(tmp_path), state(tmp_path, **environment({}))
     assert watched.pop("finders") == ["Finder", *bare.pop("finders")]  # type: ignore[misc]
@@ -112,6 +113,7 @@ print("Finder" in [type(finder).__name__ for finder in sys.meta_path], type(torc
     assert done.stdout == "False SourceFileLoader\n", "ours was told that torch was loaded, and left"
 
 
+@pytest.mark.slow
 def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -122,6 +124,7 @@ def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) 
     assert watched["path"] == bare["path"]
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_that_fails_fails_as_it_does_alone(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
     said = []
@@ -159,6 +162,7 @@ def test_empty_or_zero_switches_it_off(tmp_path: Path, value: str) -> None:
     assert "Finder" not in state(tmp_path, **(environment({}) | {"PACECAR_RUN": value}))["finders"]  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_the_line_for_a_pth_file_does_the_same_and_nothing_without_the_variable(tmp_path: Path) -> None:
     code = f"import sys\nbefore = list(sys.path)\n{PTH.format(folder=str(STARTUP))}\nassert sys.path == before\n"
     code += "print([type(f).__name__ for f in sys.meta_path].count('Finder'), 'pacecar_startup' in sys.modules)"

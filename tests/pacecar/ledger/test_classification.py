@@ -212,6 +212,7 @@ def test_the_function_of_a_demangled_name(name, function):
     assert function_name(name) == function
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="a<>():, ~_Zall_reduce", max_size=60))
 def test_no_name_is_too_odd(name):
     assert classify_device("kernel", name) in (COMM, COMPUTE, COPY)

@@ -261,6 +261,7 @@ def test_totals_that_are_not_known_are_missing_and_broken_ones_refused():
         decode_totals(words[1:])
 
 
+@pytest.mark.slow
 def test_the_ladder_loads_neither_numpy_nor_torch():
     code = "import sys, pacecar.ledger.what_if_bounds; assert not {'numpy', 'torch', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

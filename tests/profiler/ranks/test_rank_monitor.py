@@ -728,6 +728,7 @@ class GoneAtTheEnd(Echo):
             raise RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1")
 
 
+@pytest.mark.slow
 def test_at_the_end_of_a_job_a_rank_that_was_faster_is_nothing_to_speak_of(caplog):
     road = GoneAtTheEnd(2)
     crew, _ = make_crew(road)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def test_without_a_step_before_it_is_not_ready() -> None:
     assert watch.is_ready
 
 
+@pytest.mark.slow
 @given(
     steps=st.integers(1, 6),
     more=st.integers(0, 10**6),

@@ -99,6 +99,7 @@ def test_without_tables_modules_are_not_read(tmp_path: Path, backend: str) -> No
     assert {part.module for part in analyzed(tmp_path, ranks, backend, with_tables=False).critical_path} == {None}
 
 
+@pytest.mark.slow
 def test_traces_without_modules_have_none(tmp_path: Path) -> None:
     ranks = [[one for one in on_device() if one["cat"] != "python_function"] for _ in range(2)]
     assert {part.module for part in analyzed(tmp_path, ranks, "nccl").critical_path} == {None}

@@ -45,6 +45,7 @@ def test_matmuls_count_as_torch_counts(m, k, n, b):
     assert added.flops == flop_counter.baddbmm_flop((b, m, n), (b, m, k), (b, k, n))
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(b=SIZES, h=SIZES, q=SIZES, k=SIZES, d=SIZES, v=SIZES)
 def test_attention_without_a_mask_counts_as_torch_counts(b, h, q, k, d, v):
@@ -61,6 +62,7 @@ def test_attention_without_a_mask_counts_as_torch_counts(b, h, q, k, d, v):
     assert flash.flops == found.flops
 
 
+@pytest.mark.slow
 @given(q=st.integers(0, 12), k=st.integers(0, 12), at_end=st.booleans())
 def test_of_causal_attention_the_pairs_that_are_not_masked_count(q, k, at_end):
     shift = k - q if at_end else 0
