@@ -92,7 +92,8 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest) -> dict[str, tuple[list[Rank], list[Rank]]]:
     """Each job tuned and alone, in the same two processes; those of LEFT only if one of them is asked about."""
-    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = {item.callspec.params.get("name") for item in here}
     names = [name for name in JOBS if name not in LEFT or asked & LEFT]
     tuned = [{**BASE, **JOBS[name], "tune": "exact"} for name in names]
     plain = {json.dumps(alone(job)): alone(job) for job in tuned}

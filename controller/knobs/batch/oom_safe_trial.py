@@ -266,7 +266,7 @@ class OomSafeTrial:
             spare = torch.empty(spare_bytes, dtype=torch.uint8)
             with self._undone():
                 self.batcher.backward(loss_fn(largest()))
-            del spare  # until here
+            del spare  # held until here
         except Exception as error:  # noqa: BLE001  the other ranks wait for the answer; an error of the script comes again
             return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
         return None

@@ -51,7 +51,7 @@ def by_loop(folder: Path, environ: Callable[[int], dict[str, str]], runs: Callab
         given |= environ(attempt)
         ended = finish(start_ranks(arguments(folder), 2, environ=given))
         assert ended[1].code == (0 if attempt == len(KILLS) else -signal.SIGKILL), ended[1].err[-3000:]
-        assert "Timeout" not in ended[0].err, ended[0].err[-5000:]
+        assert "Timeout (" not in ended[0].err, ended[0].err[-5000:]
 
 
 def by_torchrun(folder: Path) -> None:
