@@ -106,8 +106,7 @@ PUBLIC_NAMES = {"PacecarCallback"}
 @pytest.mark.slow
 def test_a_class_name_means_one_class() -> None:
     """But for names that begin with an underscore, which are known to their module alone."""
-    texts = [(path, ast.parse(path.read_text())) for path in modules()]
-    names = Counter(node.name for _, tree in texts for node in tree.body if isinstance(node, ast.ClassDef))
+    names = Counter(name for path in modules() for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE))
     assert {name for name, count in names.items() if count > 1 and not name.startswith("_")} == PUBLIC_NAMES
 
 

@@ -16,6 +16,7 @@ from pacecar.analysis.hang.dumps.call_order import ORDER_REPEATS, Called, call_o
 from pacecar.analysis.hang.dumps.flight_recorder import read_dump
 from pacecar.analysis.hang.judgement import judge
 from pacecar.records.hangs import CallOrder, CollectiveCall, HangKind, HangVerdict, RankAccount, ThreadStack
+from tests.kit.selection import reduced
 
 # --- the order of one rank --------------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ COLLECTIVE_FAULTS = "abcAB"
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=reduced(300), deadline=None)
 @given(programs, st.data())
 def test_nothing_is_out_of_turn_in_a_healthy_program(program: str, data: st.DataObject) -> None:
     """One rank is late: it computes somewhere."""
@@ -225,7 +226,7 @@ def test_nothing_is_out_of_turn_in_a_healthy_program(program: str, data: st.Data
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=reduced(600), deadline=None)
 @given(programs, st.data())
 def test_no_innocent_rank_is_named_whatever_the_other_one_does(program: str, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, 1))

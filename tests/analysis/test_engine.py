@@ -177,6 +177,7 @@ def test_a_process_that_dies_is_said_without_secrets_in_utf_8(place: TracePlace)
     assert ("https://host/killed: " if isinstance(place, Url) else "/run/\N{REPLACEMENT CHARACTER}/killed: ") in said
 
 
+@pytest.mark.full
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_processes_start_with_a_long_tmpdir(ranks: list[Path], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pacecar.analysis import shelf as shelves
 from pacecar.analysis.shelf import Derived, Shelf, ShelfError
 from pacecar.analysis.verdict import key_blocks
 from tests.analysis.models import analyzed
+from tests.kit.selection import decisive
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate
 
 MB = 2**20
@@ -121,7 +122,7 @@ JOBS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", decisive(JOBS, *(JOBS.keys() - {"stages"})))
 def test_the_ranks_compare_the_same_from_the_file_and_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = simulate(JOBS[name]).traces()
     whole = msgspec.json.encode(analyzed(traces))

@@ -14,6 +14,7 @@ import pytest
 
 from pacecar.commands.help_text import restore_help
 from pacecar.commands.main import cli
+from tests.kit.selection import decisive
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "PYTHONOPTIMIZE"}}
 
@@ -30,7 +31,12 @@ def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["tune", "set", "--help"], ["knobs", "--help"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    decisive(
+        [["--help"], ["tune", "set", "--help"], ["knobs", "--help"], ["run", "--help"]], ["tune", "set", "--help"]
+    ),
+)
 def test_help_is_the_same(arguments: list[str]) -> None:
     usual = python("-m", "pacecar", *arguments)
     for optimized in (

@@ -39,6 +39,7 @@ from pacecar.controller.policy.geometric_search import GeometricSearch
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.torch_internals import forget, suppose_missing
 from tests.kit.larger_size import LargerSize
+from tests.kit.selection import decisive
 
 WIDTH, SAMPLES = 16, 8
 
@@ -199,7 +200,7 @@ def test_what_a_block_keeps_is_measured_while_it_is_checkpointed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wraps", [True, False])
+@pytest.mark.parametrize("wraps", decisive([True, False], False))
 def test_where_gradients_are_accumulated_a_forward_is_measured_and_all_are_timed(wraps: bool) -> None:
     net = stack(wraps=wraps)
     knob = knob_of(net)

@@ -56,6 +56,7 @@ def test_buckets_and_compression_alternate_in_every_flavour_of_ddp(run_ranks: Ru
         check_feedback(rank, 0.1)
 
 
+@pytest.mark.full
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_no_compression_is_plain_ddp_to_the_last_bit_at_three_ranks_too(run_ranks: Run) -> None:

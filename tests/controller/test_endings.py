@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.ranks import LATENESS_WORDS, Ended, finish, start_ranks
+from tests.kit.selection import decisive
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -34,7 +35,7 @@ def ended(way: str) -> list[Ended]:
     return finish(start_ranks([JOB, way], 2, environ=environ), 120)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", decisive(WAYS, "normal", "exit", "term", "exception", "kill"))
 def test_every_end_is_quiet(way: str) -> None:
     ranks = ended(way)
     assert tuple(rank.code for rank in ranks) == WAYS[way], [rank.err[-2000:] for rank in ranks]

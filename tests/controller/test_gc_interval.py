@@ -37,6 +37,7 @@ from pacecar.kernel_files.reader import KernelFiles
 from pacecar.knobs import KNOBS
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import Decision, Knobs, Verdict
+from tests.kit.selection import reduced
 
 SPACE = KnobSpace("gc_interval", 0, (0, 16, 64, 256))
 MS = 1_000_000
@@ -448,7 +449,7 @@ def test_the_policy_keeps_what_saves_time() -> None:
 @pytest.mark.slow
 def test_the_policy_keeps_nothing_where_scheduling_costs_as_much() -> None:
     """10 ms a step are what automatic stalls of 120 ms in 12 steps take."""
-    for seed in range(10):
+    for seed in range(reduced(10)):
         values, verdicts = tuned(per_step_ms=10, stall_ms=120, seed=seed)
         assert values["gc_interval"] == 0
         assert not [verdict for verdict in verdicts if verdict.outcome == "kept"]

@@ -28,6 +28,7 @@ from pacecar.records import BackwardWindow, Ledger
 from tests.controller.curves import Curve, Point
 from tests.controller.plant import Plant, gaussian
 from tests.controller.replay import Case, noise, run
+from tests.kit.selection import decisive, reduced
 
 MIB = 2**20
 MS = 1_000_000
@@ -84,11 +85,11 @@ def test_the_best_setting_of_the_replayed_job_is_out_of_reach_for_single_moves()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [0.02, 0.05])
+@pytest.mark.parametrize("level", decisive([0.02, 0.05], 0.05))
 def test_the_joint_optimum_is_found_in_a_replay(level: float) -> None:
     case = Case("suited", (suited_curve(),))
-    runs = [run(case, "pacecar", noise(level, 3000, seed), seed=seed) for seed in range(6)]
-    assert sum(one.end_ratio < 1.02 for one in runs) >= 5, [one.detail for one in runs]
+    runs = [run(case, "pacecar", noise(level, 3000, seed), seed=seed) for seed in range(reduced(6))]
+    assert sum(one.end_ratio < 1.02 for one in runs) >= 0.8 * len(runs), [one.detail for one in runs]
     assert sum(one.saved_ratio for one in runs) / len(runs) < -0.02
 
 

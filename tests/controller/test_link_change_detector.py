@@ -10,6 +10,7 @@ import pytest
 from pacecar.controller.observation import Observation
 from pacecar.controller.policy.change_detector import CONFIRM_WINDOWS, REFERENCE_MIN, LinkChangeDetector
 from pacecar.records import BackwardWindow, Ledger
+from tests.kit.selection import reduced
 
 MS = 1_000_000
 USUAL_MS = (7.0, 210.0, 120.0)
@@ -103,7 +104,7 @@ def test_a_link_that_drifts_is_followed() -> None:
 def test_loud_windows_raise_no_alarm() -> None:
     """Durations that differ by a quarter from bucket to bucket and by a fifth from window to window, 200 jobs."""
     alarms = windows = 0
-    for seed in range(200):
+    for seed in range(reduced(200)):
         draw, watch = random.Random(seed), LinkChangeDetector()
         for _ in range(200):
             common = draw.gauss(0.0, 0.2)

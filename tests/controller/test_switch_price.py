@@ -26,6 +26,7 @@ from pacecar.controller.policy.throughput_doubling import DoublingSampler
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.profiler.timing.overhead_budget import CREDIT_NS, OverheadBudget
 from pacecar.records import TunerStatus
+from tests.kit.selection import reduced
 
 MS = 1_000_000
 
@@ -118,7 +119,7 @@ class Job:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=reduced(30), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     step_ms=st.sampled_from([2, 12, 110, 800]),

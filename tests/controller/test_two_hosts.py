@@ -92,7 +92,11 @@ def test_hosts_that_cannot_reach_each_other_say_so_and_train_on(tmp_path: Path) 
 @pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="a wire that fails needs /dev/net/tun")
 @pytest.mark.parametrize(
     "change",
-    [Link(None, delay_ms=0.1, loss_ratio=1.0), Link(None, delay_ms=0.1, loss_ratio=0.2), Link(None, delay_ms=150.0)],
+    [
+        pytest.param(Link(None, delay_ms=0.1, loss_ratio=1.0), marks=pytest.mark.full),
+        Link(None, delay_ms=0.1, loss_ratio=0.2),
+        pytest.param(Link(None, delay_ms=150.0), marks=pytest.mark.full),
+    ],
     ids=["down", "lossy", "slow"],
 )
 def test_a_wire_that_fails_in_a_trial_costs_no_step_a_second_and_parts_no_ranks(tmp_path: Path, change: Link) -> None:

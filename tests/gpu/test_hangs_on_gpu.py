@@ -32,6 +32,7 @@ def stuck(fault: str, kinds: tuple[str, ...], folder: Path, device: torch.device
     return outcome
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("loader_pipe", "not_joined"), ("stop", "stopped"), ("gil", "no_answer"), ("late", "not_joined")],

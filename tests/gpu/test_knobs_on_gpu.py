@@ -60,6 +60,7 @@ def test_checkpointed_blocks(jobs: Jobs, is_real: bool, figures: Figures) -> Non
         assert more == pytest.approx(estimate, rel=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.exclusive
 def test_fsdp_reshard(jobs: Jobs, figures: Figures) -> None:
     """FSDP2's blocks hold the bytes estimated where they keep their parameters; losses stay the same to the bit."""

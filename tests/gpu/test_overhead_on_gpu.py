@@ -15,6 +15,7 @@ NOISE = 0.02
 """What two blocks of steps on the same machine differ by."""
 
 
+@pytest.mark.full
 @pytest.mark.exclusive
 @pytest.mark.parametrize(
     ("what", "kind", "width", "layers"),

@@ -23,12 +23,15 @@ from pacecar.commands.main import cli
 from pacecar.monitor.daemon import Daemon
 from tests.kit.daemons import running_daemon
 from tests.kit.ranks import Rank, finish, start_ranks
+from tests.kit.selection import decisive
 from tests.kit.users import STRANGER, as_user, commons, needs_root
 from tests.kit.waiting import until
 
 JOB = Path(__file__).parent.parent / "jobs" / "small_ddp.py"
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+each_node = pytest.mark.parametrize("node", decisive(["a", "b"], "a"))
 
 
 class Cluster:
@@ -92,7 +95,7 @@ def cluster() -> Iterator[Cluster]:
             print("\n".join(one.err[-2000:] for one in ended))  # noqa: T201  for a test that failed
 
 
-@pytest.mark.parametrize("node", ["a", "b"])
+@each_node
 def test_each_node_shows_and_tunes_the_whole_job(cluster: Cluster, node: str) -> None:
     until(lambda: cluster.states(node) == ["done"] * 4, "all ranks answer")
     until(lambda: cluster.shown(node)["ledger"], "rank 0 has made a ledger")
@@ -113,7 +116,7 @@ def test_each_node_shows_and_tunes_the_whole_job(cluster: Cluster, node: str) ->
     assert (refused.exit_code, "bucket_bytes 3 MiB is not possible here" in refused.output) == (1, True)
 
 
-@pytest.mark.parametrize("node", ["a", "b"])
+@each_node
 def test_each_node_says_that_the_job_does_not_hang_and_dumps_what_its_ranks_do(cluster: Cluster, node: str) -> None:
     until(lambda: "the job does not hang: it went from step" in cluster.order(node, "hang").output, "steps end")
     dumped = cluster.order(node, "dump", "--directory", str(cluster.folder / "dumps" / node))
@@ -123,7 +126,7 @@ def test_each_node_says_that_the_job_does_not_hang_and_dumps_what_its_ranks_do(c
     assert all(account.stacks for account in found.accounts)
 
 
-@pytest.mark.parametrize("node", ["a", "b"])
+@each_node
 def test_each_node_has_all_ranks_trace_the_same_steps(cluster: Cluster, node: str) -> None:
     folder = cluster.folder / "traces" / node
     traced = cluster.order(node, "trace", "--steps", "2", "--directory", str(folder), "--json")

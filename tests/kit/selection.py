@@ -1,4 +1,4 @@
-"""Run long files first, and say at the end which tests this run left to `make test-all`.
+"""Run long files first, draw fewer examples in `make test`, and say at the end what was left to `make test-all`.
 
 Files go to whichever process is free; a long one that begins last leaves the other process idle.  How long one takes is
 guessed from its markers alone: durations of an earlier run would make the order depend on where that ran.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 __all__ = [
-    "pytest_collection_modifyitems", "pytest_configure", "pytest_deselected", "pytest_sessionfinish",
-    "pytest_terminal_summary", "pytest_testnodedown", "pytest_xdist_auto_num_workers",
+    "decisive", "pytest_collection_modifyitems", "pytest_configure", "pytest_deselected", "pytest_sessionfinish",
+    "pytest_terminal_summary", "pytest_testnodedown", "pytest_xdist_auto_num_workers", "reduced",
 ]  # fmt: skip
 
 SECONDS = {"distributed": 6.0, "slow": 1.0}
@@ -25,12 +27,32 @@ SECONDS_OTHERWISE = 0.1
 PROCESSES_PER_CORE = 2
 """A third of the time of a process on a core of its own is waiting: for ranks, timeouts, a page."""
 
+REDUCTION = 4
+"""By how much `make check` and `make test` draw fewer examples, seeds and runs than `make test-all`."""
+
+_divisor = 1
+
 LEFT = pytest.StashKey[Counter[tuple[str, str]]]()
 """How many tests of a room (folder) were left out, by the target that runs them."""
 
 
+def reduced(count: int) -> int:
+    """Return how many of `count` examples, seeds or runs to take: all, or a quarter where `full` tests are left out."""
+    return -(-count // _divisor)
+
+
+def decisive(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return `values` to parametrize a test with; all but the `kept` ones are left to `make test-all`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the order that is made here: xdist would put the files with the most tests first."""
+    """Keep the order that is made here, as xdist would put the files with the most tests first; draw fewer examples."""
+    global _divisor
+    _divisor = REDUCTION if "not full" in config.option.markexpr else 1
+    profile = settings.get_profile("pacecar")
+    settings.register_profile("reduced", profile, max_examples=reduced(profile.max_examples))
+    settings.load_profile("reduced")
     config.stash[LEFT] = Counter()
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False

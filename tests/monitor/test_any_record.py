@@ -23,6 +23,7 @@ from pacecar.records.status_document import StatusDocument
 from pacecar.wire import MAGIC, VERSION, FrameError, payload_of
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, Rolled, make, mutated
 from tests.kit.fake_clock import FakeClock
+from tests.kit.selection import reduced
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +114,9 @@ def check(page):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=reduced(15), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(data=st.data())
 def test_any_mixture_of_valid_records_gives_a_page_without_nan(data):
     node, source = Node(), Drawn(data.draw)
@@ -150,10 +153,11 @@ def fuzz(count, seed):
     return node
 
 
-def test_five_thousand_frames_with_odd_values_are_taken_or_refused_and_there_is_a_page():
-    node = fuzz(5_000, seed=26)
-    assert node.taken > 1_500
-    assert node.refused > 1_500
+def test_frames_with_odd_values_are_taken_or_refused_and_there_is_a_page():
+    frames = reduced(5_000)
+    node = fuzz(frames, seed=26)
+    assert node.taken > 0.3 * frames
+    assert node.refused > 0.3 * frames
 
 
 @pytest.mark.full

@@ -85,7 +85,9 @@ class Odd:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [None, ValueError("a bug"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("a bug"), SystemExit(3), pytest.param(KeyboardInterrupt(), marks=pytest.mark.full)]
+)
 def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
     daemon = start(steady(), Odd(error))
     found = samples(daemon.port)

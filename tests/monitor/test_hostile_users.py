@@ -103,8 +103,10 @@ def actors(daemon):
 
 ATTACKS = [
     "job_names", "departed_job_names", "stragglers", "hangs", "connections", "commands", "dumps", "clients", "viewers",
-    "accepts",
-    *(pytest.param(long, marks=pytest.mark.full) for long in ("knob_names", "departed_ranks", "labels", "decisions")),
+    *(
+        pytest.param(long, marks=pytest.mark.full)
+        for long in ("accepts", "knob_names", "departed_ranks", "labels", "decisions")
+    ),
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Absent, Failed
 from tests.kit.fake_clock import FakeClock
+from tests.kit.selection import reduced
 from tests.monitor.nvml_standin.odd_library import (
     FIELDS,
     FREE,
@@ -373,7 +374,7 @@ def test_a_gpu_whose_errors_are_not_reported_has_no_count_of_them(driver):
 
 
 given_answers = given(data=st.data())
-FEW = settings(max_examples=50, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=reduced(50), suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=3000, suppress_health_check=list(HealthCheck))
 
 

@@ -231,9 +231,9 @@ def test_neither_a_scrape_nor_a_tick_waits_for_an_export(start, receiver):
     [
         (down, True),
         (lambda: refusing(400), True),
-        (lambda: refusing(503), True),
-        (mute, True),
-        (lambda: mute(b"no HTTP at all\r\n\r\n" * 3), True),
+        pytest.param(lambda: refusing(503), True, marks=pytest.mark.full),
+        pytest.param(mute, True, marks=pytest.mark.full),
+        pytest.param(lambda: mute(b"no HTTP at all\r\n\r\n" * 3), True, marks=pytest.mark.full),
         (lambda: mute(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 5000), False),
     ],
     ids=["down", "refuses", "is overloaded", "is silent", "speaks otherwise", "drips"],

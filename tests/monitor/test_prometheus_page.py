@@ -26,6 +26,7 @@ from pacecar.records import Sample
 from tests.kit.client_model import families as proto_families
 from tests.kit.fake_clock import FakeClock
 from tests.kit.own_samples import value_of
+from tests.kit.selection import reduced
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,*/*;q=0.1"
@@ -107,7 +108,7 @@ def samples(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=reduced(150), deadline=None)
 @given(st.lists(samples(), max_size=12))
 def test_both_formats_mean_what_prometheus_client_writes(drawn):
     exporter = serving(*drawn)
@@ -158,7 +159,7 @@ def protobuf_meaning(page):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=reduced(150), deadline=None)
 @given(st.lists(samples(), max_size=12))
 def test_the_protobuf_means_what_the_text_does(drawn):
     exporter = serving(*drawn)

@@ -12,6 +12,7 @@ from pacecar.monitor.sampling.sample_screen import CORRECTION_READINGS, KEPT_SCR
 from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Absent, Failed, Ok, Sample
 from tests.kit.own_samples import values_of
+from tests.kit.selection import reduced
 
 TICK = SamplingTick(0, 0, 0, 0)
 FORKS, DROPS = "pacecar_host_forks_total", "pacecar_host_network_receive_drops_total"
@@ -169,7 +170,7 @@ VALUES = st.sampled_from([0, 1, 900, 2_000, 2_500, 4_999, 5_000, 9_000_000, 2**3
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=reduced(300), deadline=None)
 @given(st.lists(st.lists(st.tuples(st.sampled_from(SERIES), VALUES), max_size=7), max_size=20))
 def test_place_by_place_gives_what_looking_up_everything_gives(ticks):
     screen, plain = SampleScreen(), Plain()

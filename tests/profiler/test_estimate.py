@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from pacecar.profiler.windows.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
 from pacecar.records import Knobs, Ledger
+from tests.kit.selection import reduced
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=reduced(200), deadline=None)
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**12), min_size=1, max_size=9).filter(any))
 def test_split_is_exact_and_within_one_of_the_proportion(total, weights):
     parts = split(total, weights)
@@ -30,7 +31,7 @@ ledgers = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=reduced(200), deadline=None)
 @given(part, st.dictionaries(names, part), st.none() | st.dictionaries(names, ledgers))
 def test_an_estimate_always_sums_to_the_wall_time(wall, phases, mixes):
     ledger = estimate(wall, phases, None if mixes is None else Calibration(0, mixes))
@@ -125,7 +126,7 @@ def test_windows_without_a_common_heading_leave_the_newest_to_speak():
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=reduced(100), deadline=None)
 @given(part, st.dictionaries(names, part), st.lists(st.dictionaries(names, ledgers), min_size=1, max_size=7))
 def test_an_estimate_from_several_windows_sums_to_the_wall_time(wall, phases, windows):
     table = Calibrations()

@@ -79,7 +79,7 @@ def test_a_listener_that_wants_no_boundary_is_left_alone_until_it_is_woken(job, 
 @pytest.mark.slow
 def test_what_waits_is_bounded_when_nobody_settles(job, attach):
     hook = attach(job, config=QUIET)
-    for _ in range(3 * WAITING_MAX):
+    for _ in range(WAITING_MAX + 50):
         job.run(1)
         assert len(inspect(hook).waiting) <= WAITING_MAX + 1
 

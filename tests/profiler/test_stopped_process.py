@@ -74,7 +74,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Ran]:
     return run
 
 
-JOBS = pytest.mark.parametrize(("ranks", "stopped"), [(1, 0), (2, 1)], ids=["lone", "rank 1 of 2"])
+JOBS = pytest.mark.parametrize(
+    ("ranks", "stopped"),
+    [pytest.param(1, 0, marks=pytest.mark.full, id="lone"), pytest.param(2, 1, id="rank 1 of 2")],
+)
 
 
 @JOBS

@@ -9,6 +9,7 @@ from pacecar.analysis.trace.columns import HostKind
 from pacecar.ledger.attribution import Work, attribute
 from pacecar.records import Ledger
 from tests.analysis.built import build
+from tests.kit.selection import reduced
 
 COMPUTE, COMM, COPY, OTHER = Work.COMPUTE, Work.COMMUNICATION, Work.COPY, Work.OTHER
 
@@ -199,7 +200,7 @@ marks = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=reduced(150), deadline=None)
 @given(rows, host_rows, marks, st.sampled_from(["trace", "steps", "hta"]))
 def test_whatever_the_rows_the_ledger_adds_up_and_no_step_overlaps_another(device, host, steps, window):
     trace = build(device, host, steps)

@@ -15,6 +15,7 @@ from pacecar.analysis.trace.decoding.compressed_source import READ_BYTES
 from pacecar.analysis.trace.decoding.event_stream import EVENT_BYTES_MAX
 from pacecar.analysis.trace.reader import TraceError, read_trace
 from tests.analysis.trace.writing import PACKINGS, codes, document, host, kernel, launch
+from tests.kit.selection import reduced
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_whatever_is_broken_gives_a_trace_or_a_trace_error(read, how):
     draw = random.Random(how)
     tokens = [b"{", b"}", b"[", b"]", b'"', b",", b"\\", b"\x00", b"\xff", b"-1", b"1e999", b"null", b'"ts": ', b"},{"]
     outcomes = {"trace": 0, "error": 0}
-    for _ in range(250):
+    for _ in range(reduced(250)):
         data = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             at = draw.randrange(len(data))
@@ -304,7 +305,7 @@ def test_damage_gives_the_same_with_and_without_the_fast_inflater(tmp_path, monk
     chance = random.Random(5)
     packed = gzip.compress(document([kernel(10 * i, 5, chance.randbytes(24).hex()) for i in range(rows)]), 6)
     assert len(packed) > 1.5 * READ_BYTES, "more than one read"
-    places = [chance.randrange(len(packed) // 3, len(packed) - 8) for _ in range(12)] + [len(packed) - 6]
+    places = [chance.randrange(len(packed) // 3, len(packed) - 8) for _ in range(reduced(12))] + [len(packed) - 6]
     kept = set()
     for place in places:
         path.write_bytes(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
@@ -315,4 +316,4 @@ def test_damage_gives_the_same_with_and_without_the_fast_inflater(tmp_path, monk
         assert fast.warnings == slow.warnings
         assert fast.device.start_ns.tolist() == slow.device.start_ns.tolist()
         kept.add(fast.events)
-    assert len(kept) > 5, "the damage lies in different places"
+    assert len(kept) > len(places) // 2, "the damage lies in different places"

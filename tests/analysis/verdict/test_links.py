@@ -10,6 +10,7 @@ import pytest
 from pacecar.analysis.output.words import no_late_rank_words, untold_words
 from pacecar.analysis.trace.columns import Trace
 from tests.analysis.models import analyzed
+from tests.kit.selection import decisive
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Links, Model, simulate, truth_of
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ STAGES = Job(
 """Each host has a stage, and only messages go between hosts: four pipelines' on two network cards."""
 
 
-@pytest.mark.parametrize("host", range(4))
+@pytest.mark.parametrize("host", decisive(range(4), 1))
 @pytest.mark.parametrize("shares", [1, 2, None])
 def test_the_slow_link_of_a_host_is_named_where_messages_of_all_pipelines_share_it(
     host: int, shares: int | None

@@ -11,6 +11,7 @@ import pytest
 from pacecar.analysis.trace.columns import HostKind
 from pacecar.analysis.verdict.peers import excess_by_name
 from tests.analysis.models import analyzed, modelled
+from tests.kit.selection import decisive
 from tests.kit.simulated_jobs import (
     LOUD,
     QUIET,
@@ -94,7 +95,10 @@ def test_two_faults_are_both_named_the_worse_first() -> None:
 
 @pytest.mark.parametrize(
     ("causes", "sizes"),
-    [((FaultKind.DATA_WAIT, FaultKind.SLOW_COMPUTE), (3e6, 0.1)), ((FaultKind.COPY, FaultKind.DATA_WAIT), (3e6, 2e6))],
+    [
+        ((FaultKind.DATA_WAIT, FaultKind.SLOW_COMPUTE), (3e6, 0.1)),
+        pytest.param((FaultKind.COPY, FaultKind.DATA_WAIT), (3e6, 2e6), marks=pytest.mark.full),
+    ],
 )
 def test_two_faults_of_one_rank_are_both_named(causes: tuple[FaultKind, ...], sizes: tuple[float, ...]) -> None:
     faults = (Fault(kind, (3,), size) for kind, size in zip(causes, sizes, strict=True))
@@ -166,7 +170,7 @@ def test_evidence_of_a_stage_without_replicas_counts_the_kernels_of_the_others()
     assert "it ran more" in straggler.evidence
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", decisive(range(4), 1))
 @pytest.mark.parametrize(("kind", "size"), [(FaultKind.EXTRA_KERNEL, 2.5e6), (FaultKind.EXTRA_WORK, 0.6)])
 def test_a_kernel_that_no_other_stage_runs_is_named(kind: FaultKind, size: float, stage: int) -> None:
     truth = truth_of(pipeline(Fault(kind, (stage,), size), seed=22))
@@ -216,7 +220,7 @@ def test_hiccups_of_single_steps_name_nobody_however_alike_kernels_are(kernel_ra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", decisive(LAYOUTS, "ddp", "fsdp", "tensor", "gloo"))
 def test_a_slow_rank_of_any_layout_is_named(name: str) -> None:
     job = Job(**LAYOUTS[name], faults=(Fault(FaultKind.SLOW_COMPUTE, (3,), 0.15),), seed=11)
     truth = truth_of(job)

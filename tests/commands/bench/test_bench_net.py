@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit.forking_python import forking_python
 from tests.kit.ranks import ROOT, Rank, finish, start_ranks
+from tests.kit.selection import decisive
 from tests.kit.shaping import Link, shaped, why_not
 from tests.kit.waiting import until
 
@@ -143,7 +144,7 @@ def test_one_wrong_element_is_found_and_the_exit_code_says_so():
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", decisive([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_a_rank_that_dies_or_hangs_is_named_and_what_was_measured_is_shown(how):
     started = start(3, *MANY_SIZES, "--timeout-seconds", "8")
     try:

@@ -21,6 +21,7 @@ from pacecar.commands.preflight.pairing import ROUNDS_BEYOND, Pair, again, first
 from pacecar.commands.preflight.run_preflight import FIT, FOUND, PreflightOptions, run_alone
 from pacecar.commands.preflight.text import leave_out
 from pacecar.commands.preflight.verdict import judge_links, judge_nodes, nodes_to_exclude
+from tests.kit.selection import reduced
 from tests.kit.waiting import until
 
 TOLERANCE = 0.25
@@ -88,7 +89,7 @@ def test_every_rank_meets_others_and_no_pair_meets_twice(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [8, 64])
 @pytest.mark.parametrize("slow", ["node", "pair", "two nodes", "nobody"])
 def test_a_slow_node_is_told_from_a_slow_link(ranks: int, slow: str) -> None:
-    for seed in range(50):
+    for seed in range(reduced(50)):
         draw = random.Random(seed)
         chosen = draw.sample(range(ranks), 2)
         bad = {"node": {chosen[0]}, "two nodes": set(chosen)}.get(slow, set())

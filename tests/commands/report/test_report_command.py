@@ -139,8 +139,8 @@ def test_neither_torch_nor_numpy_nor_rich_is_loaded(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("few", "many"), [(3_000, 15_000), pytest.param(8_000, 80_000, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("few", "many"), [(3_000, 15_000), (8_000, 80_000)])
 def test_a_large_run_takes_bounded_memory(few: int, many: int) -> None:
     """Peak memory of many records is that of few and a little: the bench's own figures, on a small scale.
 

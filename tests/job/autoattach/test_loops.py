@@ -215,7 +215,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "pacecar: does not attach: torch.compile is used on functions; call pacecar.attach in the script",
             0,
         ),
-        (OPTIMIZER, NOTHING, 0),
+        pytest.param(OPTIMIZER, NOTHING, 0, marks=pytest.mark.full),
         (BY_HAND, NOTHING, 0),
         (INFERENCE, None, 0),
         (HOGWILD, "pacecar: does not attach: the script trains in processes of its own, without torch.distributed", 0),

@@ -91,6 +91,7 @@ def test_a_library_that_looks_whether_torch_is_installed_does_not_use_the_finder
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_another_finder_that_asks_all_others_for_torch_does_not_go_round_in_circles_with_ours(tmp_path: Path) -> None:
     """Tracers and test kits wait for a module as we do, some of them unaware of others like them."""

@@ -69,6 +69,7 @@ print(exchange_doors(HashStore(), 0, 1, own, name="test", seconds=5.0, rest=None
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_doors_are_exchanged_though_pacecar_was_upgraded_meanwhile():
     """A decoder made only then looks for the types of its fields in modules that are no longer there."""
