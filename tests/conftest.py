@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.kit.garbage", "tests.kit.selection"]
 
+# Threads of one operator spin while they wait for each other: beside others a small model takes ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
 _STATE = tempfile.TemporaryDirectory(prefix="pacecar-tests-")
 os.environ["STATE_DIRECTORY"] = _STATE.name  # where daemons, also those of child processes, write recordings

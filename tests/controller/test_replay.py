@@ -33,7 +33,7 @@ CASES = (
     f"{NEAR}, lossy",
     "micro-batch of 2, batch of 32",
 )
-BRIEF = (REAL[0], CHANGES, CASES[-1])
+each_case = pytest.mark.parametrize("case", decisive(CASES, REAL[0], CHANGES, CASES[-1]))
 
 LEVELS = {0.05: 2}
 """Noise, and how many seeds of it."""
@@ -65,13 +65,13 @@ def _runs(case: str, name: str, seeds: int, level: float = 0.05) -> list[Run]:
 
 
 @each_level
-@pytest.mark.parametrize("case", decisive(CASES, *BRIEF))
+@each_case
 def test_the_end_is_within_three_percent_of_the_oracle(case: str, level: float, seeds: int) -> None:
     assert fmean(one.end_ratio for one in _runs(case, "pacecar", seeds, level)) <= 1.03
 
 
 @each_level
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_tuning_costs_at_most_one_percent_of_never_tuning(case: str, level: float, seeds: int) -> None:
     runs = _runs(case, "pacecar", seeds, level)
     assert fmean(one.saved_ratio for one in runs) <= 0.01
@@ -80,7 +80,7 @@ def test_tuning_costs_at_most_one_percent_of_never_tuning(case: str, level: floa
 
 @each_depth
 @pytest.mark.parametrize("other", POLICIES[:-1])
-@pytest.mark.parametrize("case", decisive(CASES, *BRIEF))
+@each_case
 def test_no_policy_is_better_beyond_noise(case: str, other: str, seeds: int) -> None:
     pairs = zip(_runs(case, "pacecar", seeds), _runs(case, other, seeds), strict=True)
     gaps = [ours.saved_ratio - theirs.saved_ratio for ours, theirs in pairs]
