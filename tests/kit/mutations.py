@@ -67,13 +67,13 @@ MUTATIONS = (
              "tests/controller"),
     Mutation("communication under compute is called exposed",
              "pacecar/ledger/attribution.py", "_OVERLAP = _COMMUNICATION | 1 << _BITS[Work.COMPUTE]",
-             "_OVERLAP = _COMMUNICATION | 1 << _BITS[Work.COPY]", "tests/profiler"),
+             "_OVERLAP = _COMMUNICATION | 1 << _BITS[Work.COPY]", "tests/pacecar/ledger"),
     Mutation("a copy hides communication",
              "pacecar/ledger/attribution.py",
              'elif runs(Work.COMMUNICATION):\n        name = "exposed_communication"\n    elif runs(Work.COPY):\n'
              '        name = "exposed_copy"',
              'elif runs(Work.COPY):\n        name = "exposed_copy"\n    elif runs(Work.COMMUNICATION):\n'
-             '        name = "exposed_communication"', "tests/profiler"),
+             '        name = "exposed_communication"', "tests/pacecar/ledger"),
     Mutation("windows are bought with what has been spent",
              "profiler/timing/overhead_budget.py", "return self.cost_ns + self._predicted_ns() <= self.ratio_max",
              "return self.cost_ns - self._predicted_ns() <= self.ratio_max", "tests/profiler"),
