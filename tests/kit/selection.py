@@ -28,7 +28,7 @@ PROCESSES_PER_CORE = 2
 """A third of the time of a process on a core of its own is waiting: for ranks, timeouts, a page."""
 
 REDUCTION = 4
-"""By how much `make check` and `make test` draw fewer examples, seeds and runs than `make test-all`."""
+"""`make check` and `make test` draw one in so many of the examples, seeds and runs of `make test-all`."""
 
 _divisor = 1
 
@@ -42,7 +42,15 @@ def reduced(count: int) -> int:
 
 
 def decisive(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return `values` to parametrize a test with; all but the `kept` ones are left to `make test-all`."""
+    """Return `values` to parametrize a test with; all but the `kept` ones are left to `make test-all`.
+
+    Raises:
+        ValueError: a kept value is none of `values`, so that `make test` would silently have fewer cases.
+    """
+    values = list(values)
+    unknown = [one for one in kept if one not in values]
+    if unknown:
+        raise ValueError(f"cannot keep {unknown}: not among {values}")
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
